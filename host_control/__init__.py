@@ -1,0 +1,1 @@
+"""The host's side: command line, boards, search and studies."""

@@ -1,0 +1,90 @@
+"""The frame of all tests: needs, groups, and models built once a session."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from tests.needs import NEEDS, data_folder, unmet
+
+_ROOT = Path(__file__).resolve().parent.parent
+_REQUIRED = pytest.StashKey[frozenset[str]]()
+
+# A shared two-core machine stalls at any time: a deadline a case would only measure that.
+settings.register_profile("taste", deadline=None, print_blob=True)
+settings.load_profile("taste")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Reads TASTE_REQUIRE: comma-separated needs whose absence is a failure."""
+    required = frozenset(filter(None, os.environ.get("TASTE_REQUIRE", "").replace(" ", "").split(",")))
+    unknown = sorted(required - set(NEEDS))
+    if unknown:
+        raise pytest.UsageError(f"TASTE_REQUIRE lists unknown needs {unknown}. Known: {', '.join(sorted(NEEDS))}.")
+    config.stash[_REQUIRED] = required
+
+
+def _needs_of(item: pytest.Item) -> list[str]:
+    return [name for marker in item.iter_markers("needs") for name in marker.args]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Checks the names of needs and puts whatever needs a board into the group `boards`, before groups are selected."""
+    for item in items:
+        names = _needs_of(item)
+        unknown = sorted(set(names) - set(NEEDS))
+        if unknown:
+            raise pytest.UsageError(f"{item.nodeid} needs unknown {unknown}. Known: {', '.join(sorted(NEEDS))}.")
+        if "boards" in names:
+            item.add_marker(pytest.mark.boards)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    action = unmet(_needs_of(item), item.config.stash[_REQUIRED])
+    if action is None:
+        return
+    verdict, reason = action
+    if verdict == "fail":
+        pytest.fail(f"{reason} (TASTE_REQUIRE forbids to skip it)", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The folder of real data sets; the test is marked needs("data")."""
+    folder = data_folder()
+    assert folder is not None, 'the test uses `data` but is not marked needs("data")'
+    return folder
+
+
+@pytest.fixture(scope="session")
+def built() -> Callable[..., Path]:
+    """`built(model, target, **options) -> Path`: the folder of a build, made once for all tests that ask for it.
+
+    `model` and `options` go to `cross.load_model.load_model`, `target` is a name of boards.toml. The folder lies in
+    build/tests; whether it is still right is for `cross.build.build` to say, whose builds are content-addressed.
+    """
+    done: dict[str, Path] = {}
+
+    def build_once(model: str | Path, target: str, **options: object) -> Path:
+        from cross.build import build
+        from cross.load_model import load_model
+        from cross.target import find_target
+
+        wanted = json.dumps([str(model), options], sort_keys=True, default=str)
+        name = f"{Path(model).stem}-{target}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
+        if name not in done:
+            out = _ROOT / "build" / "tests" / name
+            build(load_model(model, **options), find_target(target), out)
+            done[name] = out
+        return done[name]
+
+    return build_once

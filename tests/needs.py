@@ -1,0 +1,119 @@
+"""What a test may need from the machine, and how each need is probed.
+
+`@pytest.mark.needs("torch", "qemu")` names them. A probe returns None where the need is met, else one line: what is
+missing and how to get it. tests/conftest.py skips with that line, or fails where TASTE_REQUIRE lists the need.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
+"""Where Debian's dataset-fashion-mnist puts its four IDX files."""
+
+Probe = Callable[[], str | None]
+
+
+def data_folder() -> Path | None:
+    """The folder of real data sets that TASTE_TEST_DATA names, or None."""
+    named = os.environ.get("TASTE_TEST_DATA")
+    return Path(named) if named and Path(named).is_dir() else None
+
+
+def find_sshd() -> str | None:
+    """Path of OpenSSH's server, which is rarely on an ordinary user's PATH."""
+    return shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/sbin")
+
+
+def _module(name: str) -> Probe:
+    def probe() -> str | None:
+        return None if find_spec(name) else f"{name} is not installed: `make test` installs it"
+
+    return probe
+
+
+def _programs(*names: str, package: str) -> Probe:
+    def probe() -> str | None:
+        missing = [name for name in names if not shutil.which(name)]
+        return f"{', '.join(missing)} not found: install {package}" if missing else None
+
+    return probe
+
+
+def _data() -> str | None:
+    return None if data_folder() else "TASTE_TEST_DATA names no folder of real data sets"
+
+
+def _fashion_mnist() -> str | None:
+    return None if FASHION_MNIST.is_dir() else f"no {FASHION_MNIST}: install dataset-fashion-mnist"
+
+
+def _clang() -> str | None:
+    """clang is of use to the sanitizer builds only together with its runtime, which Debian packages apart."""
+    clang = shutil.which("clang")
+    if not clang:
+        return "clang not found: install clang and libclang-rt-dev"
+    resources = subprocess.run([clang, "-print-resource-dir"], capture_output=True, text=True, check=True).stdout
+    found = any(Path(resources.strip()).glob("lib/**/libclang_rt.asan*"))
+    return None if found else "clang has no sanitizer runtime: install libclang-rt-dev"
+
+
+def _sshd() -> str | None:
+    if not find_sshd():
+        return "sshd not found: install openssh-server"
+    return _programs("ssh", "ssh-keygen", package="openssh-client")()
+
+
+def _boards() -> str | None:
+    return NEEDS["qemu"]() or _sshd()
+
+
+def _cpu(flag: str) -> Probe:
+    def probe() -> str | None:
+        cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        return None if f" {flag} " in cpuinfo.replace("\n", " ") else f"this CPU has no {flag}"
+
+    return probe
+
+
+NEEDS: Mapping[str, Probe] = {
+    "torch": _module("torch"),
+    "onnxruntime": _module("onnxruntime"),
+    "onnxscript": _module("onnxscript"),
+    "rapidocr": _module("rapidocr"),
+    "zig": _module("ziglang"),
+    "data": _data,
+    "fashion-mnist": _fashion_mnist,
+    "qemu": _programs("qemu-aarch64", "qemu-riscv64", package="qemu-user"),
+    "clang": _clang,
+    "sshd": _sshd,
+    "boards": _boards,
+    "avx2": _cpu("avx2"),
+    "avx512": _cpu("avx512f"),
+}
+"""Every need a test may name, and its probe."""
+
+
+@cache
+def missing(name: str) -> str | None:
+    """Why `name` is not there, or None; probed once a session."""
+    return NEEDS[name]()
+
+
+def unmet(names: Iterable[str], required: Iterable[str]) -> tuple[str, str] | None:
+    """What to do with a test that needs `names`: None to run it, else ("skip" or "fail", reason).
+
+    `required` are the needs whose absence is a failure. Raises KeyError on a need nobody defined.
+    """
+    required = set(required)
+    for name in names:
+        reason = missing(name)
+        if reason:
+            return ("fail" if name in required else "skip"), f"needs {name}: {reason}"
+    return None

@@ -66,10 +66,8 @@ $(PY):
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo 'error: $(PYTHON) cannot make a virtual environment. Install its venv and ensurepip modules (Debian: python3-venv).' >&2; exit 22; }
 	$(PYTHON) -m venv $(VENV)
 
-# The editable install gives .venv/bin/taste-edge and the distribution's version; hatchling comes from the lock.
-$(PRODUCT): requirements.lock pyproject.toml | $(PY)
+$(PRODUCT): requirements.lock | $(PY)
 	$(PIP) install --require-hashes -r requirements.lock
-	$(PIP) install --no-deps --no-build-isolation --editable .
 	@cp requirements.lock $@
 
 $(TESTING): requirements-test.txt requirements-test-data.txt | $(PRODUCT)
@@ -84,7 +82,7 @@ $(DEBIAN): Makefile | $(PY)
 lock: | $(PY)
 	$(PY) -m venv build/uv
 	build/uv/bin/python -m pip --disable-pip-version-check --quiet install uv==0.13.9
-	build/uv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --group build \
+	build/uv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-emit-index-url --no-emit-find-links --output-file build/resolved.lock pyproject.toml
 	{ echo '# The product on CPython 3.11-3.13, Linux. Made by `make lock`; installed with pip --require-hashes.'; \
 		cat build/resolved.lock; } > requirements.lock

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from cross.probe import BoardFacts as BoardFacts
+
 
 @dataclass(frozen=True)
 class OperatingPoint:
@@ -44,22 +46,6 @@ class Counters:
     emulated: bool
     tainted: bool
     taint: str | None = None
-
-
-@dataclass(frozen=True)
-class BoardFacts:
-    """What a probe reads of a board before anything is built for it; `vector_bits` is 0 without vectors."""
-
-    arch: str
-    cores: int
-    features: tuple[str, ...]
-    vector_bits: int
-    memory_available_bytes: int
-    swap_bytes: int
-    page_size: int
-    kernel: str
-    userland_bits: int
-    emulated: bool
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,58 @@
+"""Boards to run on: `open_board` makes one of `local`, an SSH host, `emulated:TARGET` or `recorded:FILE.json`.
+
+    with open_board("pi@raspberrypi.local") as board:
+        target = choose_target(board.facts())
+        board.deploy(build_dir)
+        counters = board.measure(OperatingPoint(batch_size=8))
+
+A kind of board is one file here: local.py, secure_shell.py, emulated.py, recorded.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cross.errors import UsageError
+from host_control.boards.bench import BenchSettings
+from host_control.boards.deployed import DeployedBoard
+from host_control.boards.emulated import open_emulated
+from host_control.boards.local import open_local
+from host_control.boards.recorded import RecordedBoard, open_recorded
+
+__all__ = ["BenchSettings", "DeployedBoard", "RecordedBoard", "open_board"]
+
+
+@contextmanager
+def open_board(
+    name: str,
+    *,
+    remote_dir: str | None = None,
+    accept_new: bool = False,
+    ssh_config: Path | None = None,
+    settings: BenchSettings | None = None,
+) -> Iterator[DeployedBoard | RecordedBoard]:
+    """The board called `name`, closed at the end; nothing is connected before it is needed.
+
+    `remote_dir`: where deployments lie. `accept_new`: record the host key of a host not known yet. `ssh_config`: a file
+    in place of ~/.ssh/config. Raises UsageError (2) for a name that can be no board.
+    """
+    board = _make_board(name, remote_dir, accept_new, ssh_config, settings or BenchSettings())
+    try:
+        yield board
+    finally:
+        board.close()
+
+
+def _make_board(
+    name: str, remote_dir: str | None, accept_new: bool, ssh_config: Path | None, settings: BenchSettings
+) -> DeployedBoard | RecordedBoard:
+    kind, colon, rest = name.partition(":")
+    if name == "local":
+        return open_local(remote_dir, settings)
+    if kind == "emulated" and colon:
+        return open_emulated(rest, remote_dir, settings)
+    if kind == "recorded" and colon:
+        return open_recorded(Path(rest))
+    raise UsageError(f"unknown board {name!r}. Known: local, HOST, emulated:TARGET, recorded:FILE.json.")

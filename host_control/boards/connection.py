@@ -1,0 +1,102 @@
+"""What a board's files and commands look like to `deploy` and to a measurement, wherever the board is.
+
+Remote commands are argument lists. `shell_line` is the only place that turns one into text for a shell.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+ANSWER_S = 15.0
+"""Longest wait for an answer to anything small; with what follows it, nothing takes longer than 20 s on a dead link."""
+
+TIED_SCRIPT = r"""
+exec 3<&0
+( echo 1000 >/proc/self/oom_score_adj; exec "$@" 2>&4 4>&- ) 4>&2 2>/dev/null 3<&- </dev/null & child=$!
+{ cat; kill "$child"; } <&3 >/dev/null 2>&1 3<&- & watcher=$!
+exec 3<&-
+wait "$child"; code=$?
+kill "$watcher" 2>/dev/null
+exit "$code"
+"""
+"""Runs "$@" tied to our end of stdin: when that closes (Ctrl-C here, a killed host, a dropped link) it is ended.
+
+The kernel is told to take the program first when memory runs out, and not the board's sshd.
+"""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished command; `exit_code` is 128 + n where signal n ended it."""
+
+    arguments: tuple[str, ...]
+    exit_code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+
+class Connection(Protocol):
+    """Commands and files of one machine. Paths are absolute. Every operation ends in bounded time.
+
+    Raises LinkLostError where the machine does not answer, FileError or NoSpaceError where its files refuse.
+    """
+
+    name: str
+
+    def run(self, arguments: Sequence[str], *, timeout: float = ANSWER_S, tied: bool = False) -> RunResult:
+        """Run to the end, at most `timeout` seconds; `tied` ends the program when this side goes away."""
+        ...
+
+    def put(self, source: Path, path: str, *, offset: int = 0) -> int:
+        """Write `source` from byte `offset` on to the same place of `path`; the number of bytes sent."""
+        ...
+
+    def get(self, path: str, destination: Path) -> None:
+        """Fetch one file."""
+        ...
+
+    def home(self) -> str:
+        """The user's home folder."""
+        ...
+
+    def size(self, path: str) -> int | None:
+        """Bytes of a regular file, or None where there is none."""
+        ...
+
+    def names(self, path: str) -> list[str]:
+        """What a folder holds, sorted; nothing where there is no folder."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Atomically; replaces `new`."""
+        ...
+
+    def link(self, target: str, path: str) -> None:
+        """A new symbolic link."""
+        ...
+
+    def read_link(self, path: str) -> str | None:
+        """Where a symbolic link points, or None where there is none."""
+        ...
+
+    def close(self) -> None:
+        """Idempotent."""
+        ...
+
+
+def shell_line(arguments: Sequence[str]) -> str:
+    """One line that a POSIX shell reads back as exactly these arguments."""
+    return shlex.join(arguments)
+
+
+def tied_arguments(arguments: Sequence[str]) -> list[str]:
+    """The command that runs `arguments` tied to stdin (see TIED_SCRIPT)."""
+    return ["sh", "-c", TIED_SCRIPT, "taste-run", *arguments]

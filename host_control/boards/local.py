@@ -1,0 +1,130 @@
+"""`local`: this machine as the board. The same deployment and the same program as over SSH, in a folder here."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cross.errors import FileError, LinkLostError, NoSpaceError
+from host_control.boards.bench import BenchSettings
+from host_control.boards.connection import ANSWER_S, RunResult, tied_arguments
+from host_control.boards.deployed import DeployedBoard
+
+_BLOCK_BYTES = 1 << 20
+_END_S = 5.0
+
+
+class LocalConnection:
+    """Commands and files of this machine, as a Connection."""
+
+    def __init__(self, name: str = "local") -> None:
+        self.name = name
+
+    def run(self, arguments: Sequence[str], *, timeout: float = ANSWER_S, tied: bool = False) -> RunResult:
+        """As in Connection. A command that this machine lacks ends with exit code 127, as a shell would say it."""
+        command = tied_arguments(arguments) if tied else list(arguments)
+        try:
+            # A session of its own: Ctrl-C in the terminal reaches us alone, and we end the program.
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE if tied else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            code = 127 if error.errno == errno.ENOENT else 126
+            return RunResult(tuple(arguments), code, "", f"{command[0]}: {error.strerror}")
+        with process:
+            try:
+                stdout, stderr = _communicate(process, timeout)
+            except subprocess.TimeoutExpired:
+                raise LinkLostError(
+                    f"{os.path.basename(arguments[0])} on {self.name} did not end within {timeout:.0f} s: stopped. "
+                    "Use a smaller batch size, or see what else the machine is doing."
+                ) from None
+            finally:
+                _end(process, tied)
+        code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+        return RunResult(tuple(arguments), code, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
+
+    def put(self, source: Path, path: str, *, offset: int = 0) -> int:
+        with _explained(path), source.open("rb") as reader, open(path, "r+b" if offset else "wb") as writer:
+            reader.seek(offset)
+            writer.seek(offset)
+            shutil.copyfileobj(reader, writer, _BLOCK_BYTES)
+            writer.truncate()
+            return writer.tell() - offset
+
+    def get(self, path: str, destination: Path) -> None:
+        with _explained(path):
+            shutil.copyfile(path, destination)
+
+    def home(self) -> str:
+        return str(Path.home())
+
+    def size(self, path: str) -> int | None:
+        return os.path.getsize(path) if os.path.isfile(path) else None
+
+    def names(self, path: str) -> list[str]:
+        return sorted(os.listdir(path)) if os.path.isdir(path) else []
+
+    def rename(self, old: str, new: str) -> None:
+        with _explained(new):
+            os.replace(old, new)
+
+    def link(self, target: str, path: str) -> None:
+        with _explained(path):
+            os.symlink(target, path)
+
+    def read_link(self, path: str) -> str | None:
+        return os.readlink(path) if os.path.islink(path) else None
+
+    def close(self) -> None:
+        """Nothing is open between two calls."""
+
+
+def open_local(remote_dir: str | None, settings: BenchSettings) -> DeployedBoard:
+    """This machine; `remote_dir` defaults to build/boards/local under the current folder."""
+    return DeployedBoard("local", LocalConnection(), os.path.abspath(remote_dir or "build/boards/local"), settings)
+
+
+def _communicate(process: subprocess.Popen[bytes], timeout: float) -> tuple[bytes, bytes]:
+    """Like Popen.communicate, which would close a tied program's stdin at once and so end it."""
+    stdin, process.stdin = process.stdin, None
+    try:
+        return process.communicate(timeout=timeout)
+    finally:
+        if stdin is not None:
+            stdin.close()
+
+
+def _end(process: subprocess.Popen[bytes], tied: bool) -> None:
+    """Whatever happened, nothing of ours keeps running: the closed stdin ends a tied program, a signal the rest."""
+    if process.poll() is not None:
+        return
+    if tied:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+            return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@contextlib.contextmanager
+def _explained(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpaceError(
+                f"no space left for {path}: {error.strerror}. Free some, or choose another folder."
+            ) from error
+        raise FileError(f"cannot write {path}: {error.strerror}. Check the folder and its permissions.") from error

@@ -1,0 +1,268 @@
+"""Sending a build to a board so that an interruption leaves the old deployment or the new one, never a mixture.
+
+    DIR/objects/<sha256>/NAME     files by content; sent as NAME.part, hashed on the board, synced, renamed
+    DIR/deployments/<id>/NAME     links to the objects of one build; made beside and renamed as a whole
+    DIR/current                   link to the deployment in use; switched by one rename
+
+What is there already is not sent again, a part left by a cut is resumed where its hash fits, and the deployment before
+the current one is kept. DIR is ~/.local/share/taste-edge unless said otherwise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cross.errors import CorruptInputError, FileError, NoSpaceError, TasteError, UsageError
+from host_control.boards.connection import Connection, RunResult
+
+PROGRAM = "taste-train"
+DEFAULT_FOLDER = "~/.local/share/taste-edge"
+
+_OURS = ("current", "current.part", "deployments", "objects")
+_EXECUTABLE = (PROGRAM, "libtaste.so")
+_BLOCK_BYTES = 1 << 20
+_MARGIN_BYTES = 1 << 20
+_SLOW_S = 120.0
+_NOT_EXECUTABLE, _NOT_FOUND = 126, 127
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One build on a board: its folder there, `id` of its files, `sha256` of the program, what had to be sent."""
+
+    folder: str
+    id: str
+    sha256: str
+    sent_bytes: int
+
+    def path(self, name: str) -> str:
+        """Where a file of this deployment lies on the board."""
+        return f"{self.folder}/deployments/{self.id}/{name}"
+
+
+def resolve_folder(connection: Connection, remote_dir: str) -> str:
+    """The absolute path of `remote_dir` on the board; `~/` and relative paths start at the user's home there."""
+    if not remote_dir or "\0" in remote_dir:
+        raise UsageError(
+            f"remote folder {remote_dir!r} is not a path. Give --remote-dir an absolute path, or ~/FOLDER."
+        )
+    if posixpath.isabs(remote_dir):
+        return posixpath.normpath(remote_dir)
+    return posixpath.normpath(posixpath.join(connection.home(), remote_dir.removeprefix("~/")))
+
+
+def upload(connection: Connection, build_dir: Path, folder: str, names: Sequence[str]) -> Deployment:
+    """Put the files `names` of a build on the board, verified by SHA-256, without making them current."""
+    hashes = _hash_build(build_dir, names)
+    objects = {name: f"{folder}/objects/{digest}/{name}" for name, digest in hashes.items()}
+    _command(connection, ["mkdir", "-p", f"{folder}/deployments", *map(posixpath.dirname, objects.values())])
+    absent = [name for name, path in objects.items() if not _holds(connection, path, build_dir / name, hashes[name])]
+    _check_space(connection, folder, sum((build_dir / name).stat().st_size for name in absent))
+    sent = sum(_send(connection, build_dir / name, objects[name], hashes[name]) for name in absent)
+    listing = "".join(f"{digest} {name}\n" for name, digest in sorted(hashes.items()))
+    deployment = Deployment(folder, hashlib.sha256(listing.encode()).hexdigest()[:16], hashes[PROGRAM], sent)
+    _link_objects(connection, deployment, hashes)
+    return deployment
+
+
+def activate(connection: Connection, deployment: Deployment) -> None:
+    """Make a deployment the current one by one rename, then drop all but it and the one before."""
+    folder, target = deployment.folder, f"deployments/{deployment.id}"
+    before = connection.read_link(f"{folder}/current")
+    if before == target:
+        return
+    _command(connection, ["rm", "-rf", f"{folder}/current.part"])
+    connection.link(target, f"{folder}/current.part")
+    connection.rename(f"{folder}/current.part", f"{folder}/current")
+    _sync(connection, folder)
+    _prune(connection, folder, {deployment.id, posixpath.basename(before or "")})
+
+
+def remove_all(connection: Connection, folder: str) -> list[str]:
+    """Remove everything of ours in `folder`, and the folder if nothing else is in it; the names that stay."""
+    _command(connection, ["rm", "-rf", *(f"{folder}/{name}" for name in _OURS)], timeout=_SLOW_S)
+    left = connection.names(folder)
+    if not left:
+        connection.run(["rmdir", folder])
+    return left
+
+
+def check_executable(connection: Connection, program: str, result: RunResult) -> None:
+    """FileError (12) with the remedy where `program` did not start because its file system is mounted noexec."""
+    if result.exit_code != _NOT_EXECUTABLE:
+        return
+    resolved = connection.run(["readlink", "-f", program]).stdout.rstrip("\n") or program
+    mounts = connection.run(["cat", "/proc/mounts"]).stdout
+    point, options = _mount_of(resolved, mounts)
+    if "noexec" in options:
+        raise FileError(
+            f"{resolved} cannot be executed on {connection.name}: {point} is mounted noexec. "
+            f"Pass --remote-dir on another file system, or there: sudo mount -o remount,exec {point}"
+        )
+
+
+def _hash_build(build_dir: Path, names: Sequence[str]) -> dict[str, str]:
+    """SHA-256 of each file; CorruptInputError where a file is not the one that the manifest speaks of."""
+    hashes = {}
+    for name in names:
+        path = build_dir / name
+        if not path.is_file():
+            raise UsageError(f"{build_dir} holds no {name}: not a build. Run `build --out {build_dir}` first.")
+        hashes[name] = _sha256(path)
+    manifest = build_dir / "manifest.json"
+    listed = json.loads(manifest.read_text(encoding="utf-8")).get("files", {}) if manifest.is_file() else {}
+    for name, digest in hashes.items():
+        expected = listed.get(name, {}).get("sha256", digest)
+        if expected != digest:
+            raise CorruptInputError(
+                f"{build_dir / name} has SHA-256 {digest[:16]}..., its manifest says {expected[:16]}... Build again."
+            )
+    return hashes
+
+
+def _sha256(path: Path, length: int | None = None) -> str:
+    """Of a whole file here, or of its first `length` bytes."""
+    digest, left = hashlib.sha256(), path.stat().st_size if length is None else length
+    with path.open("rb") as file:
+        while left > 0 and (block := file.read(min(_BLOCK_BYTES, left))):
+            digest.update(block)
+            left -= len(block)
+    return digest.hexdigest()
+
+
+def _holds(connection: Connection, path: str, source: Path, digest: str) -> bool:
+    return connection.size(path) == source.stat().st_size and _board_sha256(connection, path) == digest
+
+
+def _board_sha256(connection: Connection, path: str) -> str:
+    """SHA-256 of a file as the board reads it; fetched and hashed here where the board has no such tool."""
+    for tool in (["sha256sum"], ["busybox", "sha256sum"]):
+        result = connection.run([*tool, path], timeout=_SLOW_S)
+        # Names with a backslash or a newline are escaped, which the line announces by a backslash in front.
+        if result.ok and (match := re.match(r"\\?([0-9a-f]{64})\b", result.stdout)):
+            return match.group(1)
+    with tempfile.TemporaryDirectory(prefix="taste-") as folder:
+        copy = Path(folder) / "copy"
+        connection.get(path, copy)
+        return _sha256(copy)
+
+
+def _send(connection: Connection, source: Path, path: str, digest: str) -> int:
+    """Send one file under its final name; the bytes that crossed the link."""
+    part, total = f"{path}.part", source.stat().st_size
+    offset = connection.size(part) or 0
+    if offset > total or (offset and _board_sha256(connection, part) != _sha256(source, offset)):
+        offset = 0
+    try:
+        sent = connection.put(source, part, offset=offset)
+    except (FileError, NoSpaceError) as error:
+        raise _full_disk(connection, part, total, error) from error
+    arrived = _board_sha256(connection, part)
+    if arrived != digest:
+        _command(connection, ["rm", "-f", part])
+        raise FileError(
+            f"{source.name} arrived on {connection.name} with SHA-256 {arrived[:16]}... instead of {digest[:16]}... "
+            "Deploy again; if it stays, check the board's storage."
+        )
+    _command(connection, ["chmod", "755" if source.name in _EXECUTABLE else "644", part])
+    _sync(connection, part)
+    connection.rename(part, path)
+    _sync(connection, posixpath.dirname(path))
+    return sent
+
+
+def _full_disk(connection: Connection, part: str, total: int, error: TasteError) -> TasteError:
+    """What a failed write was; the part is removed, since what is full should not stay so because of us."""
+    folder = posixpath.dirname(part)
+    written, free = connection.size(part) or 0, _free_bytes(connection, folder)
+    connection.run(["rm", "-f", part])
+    if isinstance(error, NoSpaceError) or (free is not None and free < total - written):
+        return NoSpaceError(
+            f"{connection.name} has no space left in {folder}: {_mib(total)} to write, full after {_mib(written)}. "
+            "Free some, run `board clean`, or pass --remote-dir."
+        )
+    return error
+
+
+def _check_space(connection: Connection, folder: str, needed: int) -> None:
+    free = _free_bytes(connection, folder)
+    if needed and free is not None and free < needed + _MARGIN_BYTES:
+        raise NoSpaceError(
+            f"{connection.name} has {_mib(free)} free in {folder}, the build needs {_mib(needed + _MARGIN_BYTES)}. "
+            "Free some, run `board clean`, or pass --remote-dir."
+        )
+
+
+def _free_bytes(connection: Connection, folder: str) -> int | None:
+    """What an ordinary user may still write there, or None where `df` does not say."""
+    match = re.search(r"\s(\d+)\s+\d+%\s+/", connection.run(["df", "-Pk", folder]).stdout)
+    return int(match.group(1)) * 1024 if match else None
+
+
+def _link_objects(connection: Connection, deployment: Deployment, hashes: Mapping[str, str]) -> None:
+    final = f"{deployment.folder}/deployments/{deployment.id}"
+    if connection.names(final) == sorted(hashes):
+        return
+    _command(connection, ["rm", "-rf", f"{final}.part", final])
+    _command(connection, ["mkdir", f"{final}.part"])
+    for name, digest in hashes.items():
+        connection.link(f"../../objects/{digest}/{name}", f"{final}.part/{name}")
+    connection.rename(f"{final}.part", final)
+    _sync(connection, f"{deployment.folder}/deployments")
+
+
+def _prune(connection: Connection, folder: str, kept: set[str]) -> None:
+    deployments = f"{folder}/deployments"
+    surplus = [f"{deployments}/{name}" for name in connection.names(deployments) if name not in kept]
+    used = set()
+    for deployment in kept - {""}:
+        for name in connection.names(f"{deployments}/{deployment}"):
+            link = connection.read_link(f"{deployments}/{deployment}/{name}") or ""
+            used.add(posixpath.basename(posixpath.dirname(link)))
+    surplus += [f"{folder}/objects/{name}" for name in connection.names(f"{folder}/objects") if name not in used]
+    if surplus:
+        _command(connection, ["rm", "-rf", *surplus], timeout=_SLOW_S)
+
+
+def _sync(connection: Connection, path: str) -> None:
+    """To the disk; a `sync` that knows no paths syncs everything, and where there is none nothing can be done."""
+    result = connection.run(["sync", path], timeout=_SLOW_S)
+    if result.exit_code not in (0, _NOT_FOUND):
+        raise FileError(f"{connection.name} could not write {path} to its disk: {result.stderr.strip()}. Check it.")
+
+
+def _command(connection: Connection, arguments: Sequence[str], *, timeout: float | None = None) -> None:
+    """A small POSIX command that must succeed; its messages in English so that a full disk is recognised."""
+    words = ["env", "LC_ALL=C", *arguments]
+    result = connection.run(words) if timeout is None else connection.run(words, timeout=timeout)
+    if result.ok:
+        return
+    said = " ".join(result.stderr.split()).rstrip(".") or f"exit code {result.exit_code}"
+    if "No space left" in said or "quota exceeded" in said:
+        raise NoSpaceError(f"{connection.name} has no space left: {said}. Free some, or pass --remote-dir.")
+    raise FileError(f"{connection.name}: {said}. Pass a --remote-dir that can be written.")
+
+
+def _mount_of(path: str, mounts: str) -> tuple[str, tuple[str, ...]]:
+    """Mount point and options of the file system that holds `path`, from the text of /proc/mounts."""
+    best, options = "", tuple[str, ...]()
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 4:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), fields[1])
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, options = point, tuple(fields[3].split(","))
+    return best, options
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"

@@ -30,8 +30,8 @@ class Counters:
     """What one measurement gave.
 
     `samples_per_s` is the median over windows, `spread` their IQR / median (a fraction), the three times are medians of
-    seconds a step (the loss is in `backward_s`), bytes are bytes. `tainted`: throttled, swapping or disturbed while it was
-    measured, `taint` says by what. `emulated`: measured under an emulator, so no statement about speed.
+    seconds a step (the loss is in `backward_s`), bytes are bytes. `tainted`: throttled, swapping or disturbed while it
+    was measured, `taint` says by what. `emulated`: measured under an emulator, so no statement about speed.
     """
 
     batch_size: int

@@ -1,0 +1,134 @@
+"""Flags that several verbs share, declared once: the same word means the same thing everywhere (docs/interface.md)."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 up."""
+    value = _whole(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def not_negative(text: str) -> int:
+    """A whole number from 0 up."""
+    value = _whole(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is negative")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A time above zero: '90', '90s', '20m', '1.5h'."""
+    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
+    number, unit = (text[:-1], text[-1]) if text[-1:] in units else (text, "s")
+    try:
+        value = float(number) * units[unit]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90, 90s, 20m or 1.5h") from None
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is not a time above zero")
+    return value
+
+
+def byte_count(text: str) -> int:
+    """Bytes: '536870912', '512M', '1.5G' (powers of 1024; a trailing B or iB is allowed)."""
+    units = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+    word = text.strip().upper().removesuffix("IB").removesuffix("B")
+    unit = word[-1:] if word[-1:] in "KMG" else ""
+    try:
+        value = int(float(word.removesuffix(unit) if unit else word) * units[unit])
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 536870912, 512M or 1.5G") from None
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a size above zero")
+    return value
+
+
+def input_shape(text: str) -> tuple[int, ...]:
+    """C,H,W of one sample, or C,H or C."""
+    try:
+        shape = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape such as 3,32,32") from None
+    if not shape or min(shape) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shape of sizes from 1 up")
+    return shape
+
+
+def core_list(text: str) -> tuple[int, ...]:
+    """CPU numbers: '0,1' or '0-3'."""
+    cores: list[int] = []
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            cores.extend(range(int(first), int(last or first) + 1))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of cores such as 0,1 or 0-3") from None
+    if not cores or len(set(cores)) != len(cores):
+        raise argparse.ArgumentTypeError(f"{text!r} names no core, or one twice")
+    return tuple(cores)
+
+
+def batch_sizes(text: str) -> tuple[int, ...]:
+    """Batch sizes separated by commas, each from 1 up."""
+    return tuple(positive(word) for word in text.split(","))
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def add_model_flags(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """What to build: the model and everything that changes its binary."""
+    group = parser.add_argument_group("model")
+    group.add_argument("--model", required=required, help="ONNX file, or a zoo name such as resnet18")
+    group.add_argument("--weights", type=Path, help="safetensors file to start from (default: the model's own)")
+    group.add_argument("--classes", type=positive, help="outputs (default: the model's, 10 for a zoo model)")
+    group.add_argument("--input-shape", type=input_shape, metavar="C,H,W", help="shape of one sample")
+    group.add_argument("--input", metavar="NAME", help="which input to feed, where an ONNX file has several")
+    group.add_argument("--output", metavar="NAME", help="which output to train on, where an ONNX file has several")
+    group.add_argument(
+        "--init", choices=("file", "seeded"), default="file", help="keep the file's weights, or seed new ones"
+    )
+    group.add_argument("--unfold-bn", action="store_true", help="put batch norms back where an exporter folded them")
+    group.add_argument("--target", metavar="NAME", help="CPU to build for (default: probed from the board)")
+
+
+def add_board_flags(parser: argparse.ArgumentParser) -> None:
+    """Where to run, and how to get there."""
+    group = parser.add_argument_group("board")
+    group.add_argument(
+        "--board",
+        default="local",
+        help="local, an SSH host or alias, emulated:TARGET, or recorded:FILE.json (default: local)",
+    )
+    group.add_argument("--remote-dir", metavar="DIR", help="folder on the board (default: ~/.local/share/taste-edge)")
+    group.add_argument("--accept-new", action="store_true", help="record the host key of a host that is not known yet")
+
+
+def add_running_flags(parser: argparse.ArgumentParser) -> None:
+    """How a step runs on the board."""
+    group = parser.add_argument_group("running")
+    group.add_argument("--threads", type=positive, help="threads (default: one a core)")
+    group.add_argument("--cores", type=core_list, help="cores to run on, such as 0,1 or 0-3 (default: all)")
+    group.add_argument("--memory", type=byte_count, metavar="BYTES", help="most the program may use, such as 512M")
+    group.add_argument("--seed", type=not_negative, default=0, help="seed of weights, data and search (default: 0)")
+    group.add_argument("--seconds", type=seconds, default=2.0, help="shortest measurement of one size (default: 2)")
+
+
+def add_output_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of every verb."""
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder of the run (default: runs/<time>-<model>-<board>)"
+    )
+    group.add_argument("--json", action="store_true", help="JSON Lines on stdout, the result last")
+    group.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -1,0 +1,141 @@
+"""From flags to a board that can measure: load the model, choose the target, build, send.
+
+TVM and paramiko are imported inside the functions: verbs that need neither start at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cross.errors import CorruptInputError, UsageError
+from host_control.board import BoardFacts, DeployResult
+from host_control.console import Console, mib
+from host_control.search.space import MemoryForm
+
+if TYPE_CHECKING:
+    from cross.build import BuildResult
+    from cross.target import Target
+    from host_control.boards import DeployedBoard, RecordedBoard
+
+
+@dataclass(frozen=True)
+class Built:
+    """A build folder and its manifest."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+    @property
+    def sha256(self) -> str:
+        return str(self.manifest["files"]["taste-train"]["sha256"])
+
+    @property
+    def minimum_batch(self) -> int:
+        return int(self.manifest.get("minimum_batch", 1))
+
+    def memory(self, program: str) -> MemoryForm:
+        """Closed form of a program's memory; UsageError where the binary does not hold it."""
+        programs = self.manifest["programs"]
+        if program not in programs:
+            raise UsageError(f"{self.folder} holds no program {program!r}, but: {', '.join(programs)}.")
+        return MemoryForm(int(programs[program]["fixed_bytes"]), int(programs[program]["per_sample_bytes"]))
+
+
+@contextmanager
+def opened_board(args: argparse.Namespace) -> Iterator[DeployedBoard | RecordedBoard]:
+    """The board of --board with the flags that shape a measurement; closed at the end."""
+    from host_control.boards import open_board
+    from host_control.boards.bench import BenchSettings
+
+    settings = BenchSettings(
+        seconds=getattr(args, "seconds", 2.0),
+        memory_bytes=getattr(args, "memory", None),
+        seed=getattr(args, "seed", None),
+    )
+    with open_board(args.board, settings=settings, remote_dir=args.remote_dir, accept_new=args.accept_new) as board:
+        yield board
+
+
+def choose_target(name: str | None, board: str, facts: BoardFacts | None) -> Target:
+    """--target, or the emulated board's own, or what the probe of the board suggests."""
+    from cross.target import find_target
+
+    if name is not None:
+        return find_target(name)
+    if board.startswith("emulated:"):
+        return find_target(board.removeprefix("emulated:"))
+    if facts is None:
+        raise UsageError("no board to probe. Name what to build for with --target.")
+    from cross.probe import choose_target as suggest
+
+    return find_target(suggest(facts))
+
+
+def build_model(args: argparse.Namespace, target: Target, out: Path, console: Console) -> tuple[Built, BuildResult]:
+    """Import --model and build it for `target` into `out`."""
+    from cross.build import build
+    from cross.load_model import load_model
+
+    console.event("progress", stage="load_model", model=args.model)
+    model = load_model(
+        args.model,
+        input_shape=args.input_shape,
+        classes=args.classes,
+        input_name=args.input,
+        output_name=args.output,
+        init=args.init,
+        seed=getattr(args, "seed", 0),
+        unfold_batch_norm=True if args.unfold_bn else None,
+    )
+    for note in model.metadata.get("notes", ()):
+        console.line(note)
+
+    def progress(text: str) -> None:
+        console.event("progress", stage="build", text=text)
+
+    result = build(model, target, out, progress=progress)
+    console.line(
+        f"built {model.name} for {target.name} in {result.build_s:.1f} s: binary {mib(result.binary_bytes)}, "
+        f"memory {mib(result.fixed_bytes)} + {mib(result.per_sample_bytes)} a sample"
+    )
+    return read_build(out), result
+
+
+def read_build(folder: Path) -> Built:
+    """The manifest of a build folder; UsageError where it is none, CorruptInputError where it cannot be read."""
+    file = folder / "manifest.json"
+    if not file.is_file():
+        raise UsageError(f"{folder} is not a build: it has no manifest.json. Run `taste-edge build` first.")
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+        built = Built(folder, manifest)
+        built.sha256, built.minimum_batch  # noqa: B018  both must be there
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptInputError(f"{file} is not a manifest of ours: {error}. Build again.") from error
+    return built
+
+
+def built_for(args: argparse.Namespace, board: DeployedBoard, out: Path, console: Console) -> Built:
+    """What --build names, or a build of --model for the board's CPU under `out`."""
+    if args.build is not None:
+        return read_build(args.build)
+    if args.model is None:
+        raise UsageError("nothing to run. Name a model with --model, or a build folder with --build.")
+    facts = None if args.target is not None else board.facts()
+    built, _ = build_model(args, choose_target(args.target, args.board, facts), out, console)
+    return built
+
+
+def send(board: DeployedBoard, built: Built, console: Console) -> DeployResult:
+    """Upload a build; says what had to be sent."""
+    sent = board.deploy(built.folder)
+    what = f"sent {mib(sent.sent_bytes)}" if sent.sent_bytes else "nothing to send, it is there already"
+    console.event("deploy", remote_dir=sent.remote_dir, sha256=sent.sha256, sent_bytes=sent.sent_bytes)
+    console.line(f"{board.name}: {what} ({sent.remote_dir})")
+    return sent

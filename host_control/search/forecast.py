@@ -1,0 +1,65 @@
+"""How long trials take, foreseen from what was measured so far.
+
+The model is the measuring rule of the board's program (methods.md 1.4): three warm-up steps, then at least the window's
+seconds and five steps; where a step is long, one warm-up and two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from host_control.search.space import SearchSpace
+from host_control.search.strategy import Observation, SizeResult, distinct_sizes, summarise
+
+OVERHEAD_S = 1.0
+"""Starting the program, allocating and touching its arena, and the way to the board and back."""
+
+LONG_STEP_S = 0.5
+"""Steps from here on get one warm-up and two measured steps."""
+
+
+def trial_seconds(step_s: float, seconds: float = 2.0) -> float:
+    """Seconds one measurement takes where a step takes `step_s`."""
+    if step_s >= LONG_STEP_S:
+        return OVERHEAD_S + max(3 * step_s, seconds + step_s)
+    return OVERHEAD_S + 3 * step_s + max(seconds, 5 * step_s)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is left of a study. `remaining_s` is a lower bound while nothing is measured (`known` is False)."""
+
+    space: SearchSpace
+    results: dict[int, SizeResult]
+    seconds: float
+    remaining_sizes: int
+
+    @classmethod
+    def of(cls, space: SearchSpace, history: Sequence[Observation], seconds: float) -> Forecast:
+        """The forecast after `history`; `seconds` is the shortest measurement."""
+        left = max(space.budget - len(distinct_sizes(history)), 0)
+        return cls(space, summarise(history), seconds, left)
+
+    @property
+    def known(self) -> bool:
+        return bool(self.results)
+
+    def step_seconds(self, batch_size: int) -> float:
+        """Seconds a step of `batch_size`, at the throughput of the nearest measured size; 0 before the first."""
+        if not self.results:
+            return 0.0
+        nearest = min(self.results, key=lambda size: (abs(size - batch_size), size))
+        return batch_size / self.results[nearest].samples_per_s
+
+    def trial_seconds(self, batch_size: int) -> float:
+        return trial_seconds(self.step_seconds(batch_size), self.seconds)
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds for the sizes the budget still allows, at the mean of what the unmeasured ones would take."""
+        unmeasured = [size for size in self.space.sizes if size not in self.results]
+        if not unmeasured or not self.remaining_sizes:
+            return 0.0
+        mean = sum(self.trial_seconds(size) for size in unmeasured) / len(unmeasured)
+        return self.remaining_sizes * mean

@@ -1,0 +1,56 @@
+"""Which batch size a study recommends, and what it says about the curve (methods.md 1.3).
+
+bs_peak is the plain best. bs_opt is the smallest measured size that is as good as the best within the noise: at equal
+speed the smaller batch needs less memory and answers sooner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from host_control.search.strategy import SizeResult
+
+TOLERANCE = 0.02
+"""Sizes within 2 % of the best are as good as the best."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """`plateau` is [smallest, largest] measured size as good as the best, without a worse one between.
+
+    `verdict`: 'plateau' where the largest size measured is on it (a larger batch gains nothing and costs nothing),
+    'peak' where throughput falls again. `speedup`: throughput at bs_opt over that at bs_max, None while bs_max was not
+    measured.
+    """
+
+    bs_opt: int
+    bs_peak: int
+    plateau: tuple[int, int]
+    verdict: str
+    speedup: float | None
+
+
+def as_good(result: SizeResult, best: SizeResult) -> bool:
+    """Whether a size's mean is within max(2 %, its own spread) of the best."""
+    return result.samples_per_s >= best.samples_per_s * (1 - max(TOLERANCE, result.spread))
+
+
+def select(results: Mapping[int, SizeResult], bs_max: int) -> Selection:
+    """Choose from what was measured; `results` must not be empty."""
+    best = max(results.values(), key=lambda result: result.samples_per_s)
+    sizes = sorted(results)
+    good = [size for size in sizes if as_good(results[size], best)]
+    first = last = sizes.index(best.batch_size)
+    while first > 0 and sizes[first - 1] in good:
+        first -= 1
+    while last + 1 < len(sizes) and sizes[last + 1] in good:
+        last += 1
+    speedup = results[good[0]].samples_per_s / results[bs_max].samples_per_s if bs_max in results else None
+    return Selection(
+        bs_opt=good[0],
+        bs_peak=best.batch_size,
+        plateau=(sizes[first], sizes[last]),
+        verdict="plateau" if sizes[last] == bs_max else "peak",
+        speedup=speedup,
+    )

@@ -1,0 +1,59 @@
+"""measure the throughput of one batch size on a board"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+from host_control.board import Board, Counters, OperatingPoint
+from host_control.console import Console, duration, mib, rate
+from host_control.flags import add_board_flags, add_model_flags, add_running_flags, positive
+from host_control.preparation import built_for, opened_board, send
+from host_control.run_folder import RunFolder, default_folder
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_flags(parser, required=False)
+    parser.add_argument("--build", type=Path, metavar="DIR", help="a folder that `build` left, instead of --model")
+    add_board_flags(parser)
+    add_running_flags(parser)
+    parser.add_argument("--batch-size", type=positive, required=True, help="samples a step")
+    parser.add_argument("--inference", action="store_true", help="measure the forward program instead of a train step")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build and send where needed, then one measurement."""
+    from host_control.boards import DeployedBoard
+
+    console = Console(args.json)
+    point = OperatingPoint(args.batch_size, "eval" if args.inference else "train", args.threads, args.cores)
+    out: Path = args.out or default_folder(args.model or "build", args.board)
+    with RunFolder(out) as folder, opened_board(args) as board:
+        if isinstance(board, DeployedBoard):
+            send(board, built_for(args, board, out / "build", console), console)
+        counters = measure(board, point, console)
+        fields = asdict(counters) | {"board": board.name, "program": point.program}
+        folder.write_json("result.json", {"verb": "bench", **fields})
+    console.result("bench", fields)
+    return 0
+
+
+def measure(board: Board, point: OperatingPoint, console: Console) -> Counters:
+    """Measure one point and say what came out."""
+    counters = board.measure(point)
+    emulated = " emulated" if counters.emulated else ""
+    console.line(
+        f"batch size {point.batch_size} on {board.name}: {rate(counters.samples_per_s)}{emulated} samples/s "
+        f"(spread {counters.spread:.1%}), peak {mib(counters.peak_rss_bytes)} of {mib(counters.planned_bytes)} planned"
+    )
+    parts = {"forward": counters.forward_s, "backward": counters.backward_s, "optimizer": counters.optimizer_s}
+    if any(parts.values()):
+        console.line(", ".join(f"{name} {_time(value)}" for name, value in parts.items()) + " a step" + emulated)
+    if counters.tainted:
+        console.line(f"warning: disturbed while measured ({counters.taint or 'no reason given'}). Measure again.")
+    return counters
+
+
+def _time(value: float) -> str:
+    return f"{value * 1e3:.1f} ms" if value < 1 else duration(value)

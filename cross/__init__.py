@@ -1,0 +1,1 @@
+"""Model to binary, on the host: import, training graph, kernels, memory plan, link."""

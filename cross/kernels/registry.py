@@ -1,0 +1,358 @@
+"""Operator -> kernels: the one table that `cross.lower` walks.
+
+A builder gets the `Site` (the node with its types, storages, convolution spec and target) and returns its calls in order.
+Nothing is built until the kernel turns out to be a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cross.expression import arg
+from cross.fuse import domain_of, expressions
+from cross.graph import Node, TensorType
+from cross.kernels import convolution as conv
+from cross.kernels import dense, depthwise, grouped, map, movement, normalisation, pooling, reduce
+from cross.kernels.convolution_forward import convolution_forward
+from cross.kernels.convolution_input_gradient import (
+    convolution_input_gradient,
+    transposed_weight_shape,
+    weight_transpose,
+)
+from cross.kernels.convolution_weight_gradient import convolution_weight_gradient
+from cross.storage import Axis, Storage
+from cross.target import Target
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a kernel is wanted."""
+
+    node: Node
+    types: Mapping[str, TensorType]
+    storages: Mapping[str, Storage]
+    spec: conv.ConvSpec | None
+    target: Target
+
+    @property
+    def vector(self) -> int:
+        return self.target.channel_block
+
+    def inputs(self) -> tuple[Storage, ...]:
+        return tuple(self.storages[name] for name in self.node.inputs)
+
+    def outputs(self) -> tuple[Storage, ...]:
+        return tuple(self.storages[name] for name in self.node.outputs)
+
+    def input_types(self) -> tuple[TensorType, ...]:
+        return tuple(self.types[name] for name in self.node.inputs)
+
+    def output_types(self) -> tuple[TensorType, ...]:
+        return tuple(self.types[name] for name in self.node.outputs)
+
+    def domain(self) -> tuple[int, ...]:
+        return domain_of({name: kind.shape for name, kind in self.types.items()}, self.node)
+
+    def everything(self) -> tuple[Any, ...]:
+        """All that a kernel without extras depends on."""
+        attrs = tuple(sorted((k, v) for k, v in self.node.attrs.items() if k not in ("updates", "batch_norm")))
+        return attrs, self.inputs(), self.input_types(), self.outputs(), self.output_types()
+
+
+@dataclass(frozen=True)
+class SiteCall:
+    """One call: symbol stem, what the kernel depends on, its builder, its argument tensors, and temporaries it needs.
+
+    `flops` is (fixed, a sample); None: counted from the node's expressions.
+    """
+
+    name: str
+    key: Any
+    build: Callable[[], Any]
+    arguments: tuple[str, ...]
+    flops: tuple[int, int] | None = None
+    temporaries: Mapping[str, Storage] = field(default_factory=dict)
+
+
+def _single(site: Site, build: Callable[[], Any], flops: tuple[int, int] | None = None) -> list[SiteCall]:
+    node = site.node
+    return [SiteCall(node.op, site.everything(), build, (*node.inputs, *node.outputs), flops)]
+
+
+def _map(site: Site) -> list[SiteCall]:
+    expr, (output,), (kind,) = site.node.attrs["expr"], site.outputs(), site.output_types()
+    flops = (0, 0) if expr == arg(0) else None
+    return _single(site, lambda: map.map_kernel(expr, site.inputs(), site.input_types(), output, kind, site.vector), flops)
+
+
+def _reduce(site: Site) -> list[SiteCall]:
+    attrs = site.node.attrs
+    return _single(
+        site,
+        lambda: reduce.reduce_kernel(
+            attrs["exprs"],
+            attrs["kind"],
+            tuple(attrs["axes"]),
+            site.domain(),
+            site.inputs(),
+            site.input_types(),
+            site.outputs(),
+            site.vector,
+        ),
+    )
+
+
+def _sum_batch(site: Site) -> list[SiteCall]:
+    (expr,), (output,) = expressions(site.node), site.outputs()
+    return _single(
+        site,
+        lambda: reduce.sum_batch_kernel(
+            expr, site.domain(), site.inputs(), site.input_types(), output, site.vector
+        ),
+    )
+
+
+def _batch_statistics(site: Site) -> list[SiteCall]:
+    (x,), (kind,) = site.inputs(), site.input_types()
+    work = (0, 5 * kind.elements)
+    return _single(
+        site, lambda: normalisation.batch_statistics_kernel(kind.shape, x, site.outputs(), site.vector), work
+    )
+
+
+def _batch_norm_finish(site: Site) -> list[SiteCall]:
+    node, inputs = site.node, site.inputs()
+    partial, gamma = inputs[:-4], inputs[-4]
+    channels, attrs = site.input_types()[-4].shape[0], site.node.attrs
+    return [
+        SiteCall(
+            node.op,
+            (partial, channels, gamma.elements, attrs["pixels"], attrs["eps"], attrs["momentum"]),
+            lambda: normalisation.batch_norm_finish_kernel(
+                partial, channels, gamma.elements, attrs["pixels"], attrs["eps"], attrs["momentum"], site.vector
+            ),
+            (*node.inputs, *node.outputs, *node.attrs["updates"]),
+            (0, 4 * channels),
+        )
+    ]
+
+
+def _batch_norm_gradient_finish(site: Site) -> list[SiteCall]:
+    partial, gamma, attrs = site.inputs()[:-3], site.inputs()[-3], site.node.attrs
+    channels = site.input_types()[-3].shape[0]
+    return _single(
+        site,
+        lambda: normalisation.batch_norm_gradient_finish_kernel(
+            partial, channels, gamma.elements, attrs["pixels"], attrs["eps"], site.vector
+        ),
+        (0, 2 * channels),
+    )
+
+
+def _conv2d(site: Site) -> list[SiteCall]:
+    spec, target = _spec(site), site.target
+    builders = {"direct": convolution_forward, "depthwise": depthwise.depthwise_forward, "grouped": grouped.grouped_forward}
+    build = builders[conv.convolution_class(spec, target)]
+    return [_convolution_call(site, spec, lambda: build(spec, target))]
+
+
+def _conv2d_weight_gradient(site: Site) -> list[SiteCall]:
+    spec, target = _spec(site), site.target
+    builders = {
+        "direct": convolution_weight_gradient,
+        "depthwise": depthwise.depthwise_weight_gradient,
+        "grouped": grouped.grouped_weight_gradient,
+    }
+    build = builders[conv.convolution_class(spec, target)]
+    return [_convolution_call(site, spec, lambda: build(spec, target))]
+
+
+def _conv2d_input_gradient(site: Site) -> list[SiteCall]:
+    """The direct kernel reads a copy of the weight with input and output channels exchanged."""
+    spec, target, node = _spec(site), site.target, site.node
+    kind = conv.convolution_class(spec, target)
+    if kind != "direct":
+        build = depthwise.depthwise_input_gradient if kind == "depthwise" else grouped.grouped_input_gradient
+        return [_convolution_call(site, spec, lambda: build(spec, target))]
+    dy, weight = node.inputs
+    copy = f"{weight}:transposed~{node.outputs[0]}"
+    shape = transposed_weight_shape(spec, target)
+    storage = Storage("plain", "float32", shape, _row_major(shape))
+    transpose = SiteCall(
+        "weight_transpose", (spec, target.name), lambda: weight_transpose(spec, target), (weight, copy), (0, 0), {copy: storage}
+    )
+    product = SiteCall(
+        node.op,
+        (spec, target.name),
+        lambda: convolution_input_gradient(spec, target),
+        (dy, copy, node.outputs[0]),
+        (0, conv.flops(spec)),
+    )
+    return [transpose, product]
+
+
+def _row_major(shape: tuple[int, ...]) -> tuple[Axis, ...]:
+    stride, axes = 1, []
+    for extent in reversed(shape):
+        axes.append(Axis(extent, 1, stride, 0))
+        stride *= extent
+    return tuple(reversed(axes))
+
+
+def _spec(site: Site) -> conv.ConvSpec:
+    assert site.spec is not None, "assign_storage attaches a spec to every convolution"
+    return site.spec
+
+
+def _convolution_call(site: Site, spec: conv.ConvSpec, build: Callable[[], Any]) -> SiteCall:
+    node = site.node
+    return SiteCall(
+        node.op, (spec, site.target.name), build, (*node.inputs, *node.outputs), (0, conv.flops(spec))
+    )
+
+
+def _dense_shape(site: Site, x: TensorType, weight: TensorType) -> tuple[int, int, int]:
+    """(rows a sample, K, M)."""
+    rows = x.elements // x.shape[-1]
+    return rows, weight.shape[1], weight.shape[0]
+
+
+def _dense(site: Site) -> list[SiteCall]:
+    return _dense_call(site, dense.dense_forward, site.input_types()[0], site.input_types()[1])
+
+
+def _dense_input_gradient(site: Site) -> list[SiteCall]:
+    return _dense_call(site, dense.dense_input_gradient, site.output_types()[0], site.input_types()[1])
+
+
+def _dense_weight_gradient(site: Site) -> list[SiteCall]:
+    return _dense_call(site, dense.dense_weight_gradient, site.input_types()[0], site.output_types()[0])
+
+
+def _dense_call(site: Site, build: Callable[..., Any], x: TensorType, weight: TensorType) -> list[SiteCall]:
+    rows, depth, width = _dense_shape(site, x, weight)
+    spec = dense.DenseSpec(depth, width, tuple(x.shape[1:-1]))
+    return _single(site, lambda: build(spec, site.target), (0, 2 * rows * depth * width))
+
+
+def _matmul(site: Site) -> list[SiteCall]:
+    a, b = site.input_types()
+    (kind,), attrs = site.output_types(), site.node.attrs
+    depth = a.shape[-2] if attrs["transpose_a"] else a.shape[-1]
+    spec = dense.MatmulSpec(
+        tuple(kind.shape[1:-2]), kind.shape[-2], kind.shape[-1], depth, attrs["transpose_a"], attrs["transpose_b"]
+    )
+    return _single(site, lambda: dense.matmul(spec, site.target), (0, 2 * kind.elements * depth))
+
+
+def _max_pool2d(site: Site) -> list[SiteCall]:
+    (x,), (x_type,), (y, winner) = site.inputs(), site.input_types(), site.outputs()
+    kind, attrs = site.output_types()[0], site.node.attrs
+    return _single(site, lambda: pooling.max_pool2d_kernel(x, x_type, (y, winner), kind, attrs), (0, 0))
+
+
+def _max_pool2d_gradient(site: Site) -> list[SiteCall]:
+    (dy, winner), (dx,), (kind,) = site.inputs(), site.outputs(), site.output_types()
+    dy_type, attrs = site.input_types()[0], site.node.attrs
+    return _single(
+        site, lambda: pooling.max_pool2d_gradient_kernel(dy, dy_type, winner, dx, kind, attrs), (0, 0)
+    )
+
+
+def _avg_pool2d(site: Site) -> list[SiteCall]:
+    (x,), (x_type,), (y,) = site.inputs(), site.input_types(), site.outputs()
+    return _single(site, lambda: pooling.avg_pool2d_kernel(x, x_type, y, site.node.attrs), (0, 0))
+
+
+def _avg_pool2d_gradient(site: Site) -> list[SiteCall]:
+    (dy,), (dy_type,), (dx,), (kind,) = site.inputs(), site.input_types(), site.outputs(), site.output_types()
+    return _single(
+        site, lambda: pooling.avg_pool2d_gradient_kernel(dy, dy_type, dx, kind, site.node.attrs), (0, 0)
+    )
+
+
+def _channel_window_sum(site: Site) -> list[SiteCall]:
+    attrs, (output,), (kind,) = site.node.attrs, site.outputs(), site.output_types()
+    return _single(
+        site,
+        lambda: movement.channel_window_sum_kernel(
+            attrs["expr"],
+            attrs["size"],
+            attrs["mirrored"],
+            site.inputs(),
+            site.input_types(),
+            output,
+            kind,
+            site.vector,
+        ),
+        (0, attrs["size"] * kind.elements),
+    )
+
+
+def _reshape(site: Site) -> list[SiteCall]:
+    (x,), (x_type,), (output,), (kind,) = site.inputs(), site.input_types(), site.outputs(), site.output_types()
+    return _single(site, lambda: movement.reshape_kernel(x, x_type, output, kind, site.vector), (0, 0))
+
+
+def _transpose(site: Site) -> list[SiteCall]:
+    (x,), (output,), (kind,), perm = site.inputs(), site.outputs(), site.output_types(), site.node.attrs["perm"]
+    return _single(site, lambda: movement.transpose_kernel(x, perm, output, kind, site.vector), (0, 0))
+
+
+def _concat(site: Site) -> list[SiteCall]:
+    (output,), (kind,), axis = site.outputs(), site.output_types(), site.node.attrs["axis"]
+    return _single(
+        site,
+        lambda: movement.concat_kernel(site.inputs(), site.input_types(), axis, output, kind, site.vector),
+        (0, 0),
+    )
+
+
+def _slice(site: Site) -> list[SiteCall]:
+    (x,), (output,), (kind,), attrs = site.inputs(), site.outputs(), site.output_types(), site.node.attrs
+    return _single(
+        site,
+        lambda: movement.slice_kernel(x, attrs["starts"], attrs["steps"], output, kind, site.vector),
+        (0, 0),
+    )
+
+
+def _unslice(site: Site) -> list[SiteCall]:
+    (x,), (x_type,), (output,), (kind,) = site.inputs(), site.input_types(), site.outputs(), site.output_types()
+    attrs = site.node.attrs
+    return _single(
+        site,
+        lambda: movement.unslice_kernel(
+            x, x_type, attrs["starts"], attrs["steps"], attrs["value"], output, kind, site.vector
+        ),
+        (0, 0),
+    )
+
+
+BUILDERS: dict[str, Callable[[Site], list[SiteCall]]] = {
+    "map": _map,
+    "reduce": _reduce,
+    "sum_batch": _sum_batch,
+    "batch_statistics": _batch_statistics,
+    "batch_norm_finish": _batch_norm_finish,
+    "batch_norm_gradient_finish": _batch_norm_gradient_finish,
+    "conv2d": _conv2d,
+    "conv2d_input_gradient": _conv2d_input_gradient,
+    "conv2d_weight_gradient": _conv2d_weight_gradient,
+    "dense": _dense,
+    "dense_input_gradient": _dense_input_gradient,
+    "dense_weight_gradient": _dense_weight_gradient,
+    "matmul": _matmul,
+    "max_pool2d": _max_pool2d,
+    "max_pool2d_gradient": _max_pool2d_gradient,
+    "avg_pool2d": _avg_pool2d,
+    "avg_pool2d_gradient": _avg_pool2d_gradient,
+    "channel_window_sum": _channel_window_sum,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "concat": _concat,
+    "slice": _slice,
+    "unslice": _unslice,
+}

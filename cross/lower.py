@@ -1,0 +1,100 @@
+"""Stage 3: every node becomes a call of a kernel; every distinct kernel is compiled once, to an object file.
+
+A kernel's identity is its operator, the storages and types of its tensors and its attributes, so the sixty convolutions of a
+ResNet share the few kernels that they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cross.assign_storage import StoredGraph, StoredProgram, convolution_spec
+from cross.expression import size
+from cross.fuse import domain_of, expressions
+from cross.graph import Node, TensorType
+from cross.kernels.registry import BUILDERS, Site, SiteCall
+from cross.storage import Storage
+from cross.target import Target
+
+PrimFunc = Any
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel call of a program. `arguments` are tensor names; flops as counted for the direct algorithm."""
+
+    kernel: str
+    name: str
+    arguments: tuple[str, ...]
+    phase: str
+    block: int
+    fixed_flops: int
+    per_sample_flops: int
+
+
+@dataclass(frozen=True)
+class LoweredProgram:
+    """Calls in order. `storages` covers every tensor they touch, temporaries included."""
+
+    stored: StoredProgram
+    calls: tuple[Call, ...]
+    storages: Mapping[str, Storage]
+    types: Mapping[str, TensorType]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """All programs as calls, and the distinct kernels (symbol -> PrimFunc builder, not yet run)."""
+
+    graph: StoredGraph
+    target: Target
+    programs: tuple[LoweredProgram, ...]
+    builders: Mapping[str, Callable[[], PrimFunc]]
+
+
+def lower(graph: StoredGraph, target: Target) -> Kernels:
+    """Choose the kernels of every program for one target. Nothing is compiled here: see `cross.compile_kernels`."""
+    builders: dict[str, Callable[[], PrimFunc]] = {}
+    programs = tuple(_lower_program(program, target, builders) for program in graph.programs)
+    return Kernels(graph, target, programs, builders)
+
+
+def _lower_program(
+    program: StoredProgram, target: Target, builders: dict[str, Callable[[], PrimFunc]]
+) -> LoweredProgram:
+    storages, types = dict(program.storages), dict(program.graph.tensors)
+    calls: list[Call] = []
+    for position, node in enumerate(program.graph.nodes):
+        site = Site(node, types, storages, program.specs.get(position), target)
+        for part in BUILDERS[node.op](site):
+            symbol = _symbol(part, site)
+            builders.setdefault(symbol, part.build)
+            for name, storage in part.temporaries.items():
+                storages[name] = storage
+                types[name] = TensorType(storage.shape, storage.dtype)
+            label = f"{part.name} {node.outputs[0]}"
+            fixed, per_sample = part.flops if part.flops is not None else _map_flops(node, types)
+            calls.append(Call(symbol, label, part.arguments, node.phase, node.block, fixed, per_sample))
+    return LoweredProgram(program, tuple(calls), storages, types)
+
+
+def _symbol(part: SiteCall, site: Site) -> str:
+    """A name from what the kernel depends on."""
+    digest = hashlib.sha256(repr((part.name, part.key, site.target.name)).encode()).hexdigest()
+    return f"taste_{part.name}_{digest[:12]}"
+
+
+def _map_flops(node: Node, types: Mapping[str, TensorType]) -> tuple[int, int]:
+    """Arithmetic of an element-wise or summing node: (fixed, a sample)."""
+    if node.op not in ("map", "reduce", "sum_batch"):
+        return 0, 0
+    shapes = {name: kind.shape for name, kind in types.items()}
+    domain = TensorType(domain_of(shapes, node))
+    work = domain.elements * sum(size(e) + (node.op != "map") for e in expressions(node))
+    return (0, work) if domain.batched else (work, 0)
+
+
+__all__ = ["Call", "Kernels", "LoweredProgram", "convolution_spec", "lower"]

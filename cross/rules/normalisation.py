@@ -1,0 +1,125 @@
+"""Batch norm and local response normalisation.
+
+Batch norm in training is three kernels forward (per-sample statistics, their sum, an element-wise map) and three
+backward. The statistics are each sample's sum and squared deviations from its own mean, combined over samples by
+Chan, Golub and LeVeque's formula: E[x^2] - mean^2 would cancel.
+"""
+
+from __future__ import annotations
+
+from cross import expression as ex
+from cross.expression import arg, const
+from cross.graph import Node, TensorType
+from cross.rules.context import Context
+
+
+def _spatial(context: Context, x: str) -> tuple[int, ...]:
+    return tuple(range(2, len(context.shape(x))))
+
+
+def _channel_type(context: Context, x: str) -> TensorType:
+    """A vector of one value a channel that broadcasts against x."""
+    return TensorType((context.shape(x)[1], *(1 for _ in _spatial(context, x))))
+
+
+def batch_norm(context: Context, node: Node) -> None:
+    """y = x * scale + shift, with scale and shift from the batch (training) or the running statistics."""
+    build = context.build
+    x, gamma, beta, mean, var = node.inputs
+    vector, epsilon = _channel_type(context, x), float(node.attrs["eps"])
+    if build.training:
+        scale, shift, batch_mean, batch_var = _batch_statistics(context, node, vector)
+        context.saved[node.outputs[0]] = (batch_mean, batch_var)
+    else:
+        root = ("sqrt", ex.add(arg(1), const(epsilon)))
+        scale = build.map(ex.div(arg(0), root), (gamma, var), vector)
+        shift = build.map(ex.sub(arg(0), ex.mul(arg(1), arg(2))), (beta, mean, scale), vector)
+    expr = ex.add(ex.mul(arg(0), arg(1)), arg(2))
+    attrs = {"expr": expr, "batch_norm": True}
+    build.emit("map", (x, scale, shift), [context.type(node.outputs[0])], attrs, node.outputs)
+
+
+def _batch_statistics(context: Context, node: Node, vector: TensorType) -> tuple[str, str, str, str]:
+    build = context.build
+    x, gamma, beta, mean, var = node.inputs
+    shape = context.shape(x)
+    pixels = 1
+    for extent in shape[2:]:
+        pixels *= extent
+    if len(shape) == 4:
+        rows = TensorType((shape[0], shape[1], 1, 1))
+        partial: tuple[str, ...] = build.emit("batch_statistics", [x], [rows, rows])
+    else:
+        partial = (x,)
+    attrs = {"pixels": pixels, "eps": float(node.attrs["eps"]), "momentum": float(node.attrs["momentum"])}
+    outputs = build.emit(
+        "batch_norm_finish",
+        (*partial, gamma, beta, mean, var),
+        [vector] * 6,
+        {**attrs, "updates": (mean, var)},
+    )
+    _, _, batch_mean, batch_var, scale, shift = outputs
+    return scale, shift, batch_mean, batch_var
+
+
+def batch_norm_gradient(context: Context, node: Node, dy: str) -> dict[str, str]:
+    """dx = a dy + b x + c with channel vectors a, b, c; dgamma and dbeta are the two sums they need."""
+    build = context.build
+    x, gamma, beta, _, _ = node.inputs
+    mean, var = context.saved[node.outputs[0]]
+    axes, domain, vector = _spatial(context, x), context.shape(x), _channel_type(context, x)
+    centred = ex.mul(arg(0), ex.sub(arg(1), arg(2)))
+    rows = TensorType(tuple(1 if i in axes else d for i, d in enumerate(domain)))
+    if axes:
+        attrs = {"exprs": (arg(0), centred), "axes": axes, "kind": "sum"}
+        partial = build.emit("reduce", (dy, x, mean), [rows, rows], attrs)
+    else:
+        partial = (dy, build.map(centred, (dy, x, mean), TensorType(domain)))
+    pixels = 1
+    for axis in axes:
+        pixels *= domain[axis]
+    outputs = build.emit(
+        "batch_norm_gradient_finish",
+        (*partial, gamma, mean, var),
+        [vector, context.type(gamma), context.type(beta), vector, vector, vector],
+        {"pixels": pixels, "eps": float(node.attrs["eps"])},
+    )
+    found = {gamma: outputs[1], beta: outputs[2]}
+    if x in context.wanted:
+        expr = ex.add(ex.add(ex.mul(arg(0), arg(2)), ex.mul(arg(1), arg(3))), arg(4))
+        found[x] = build.map(expr, (dy, x, *outputs[3:]), TensorType(domain))
+    return {name: tensor for name, tensor in found.items() if name in context.wanted}
+
+
+def lrn(context: Context, node: Node) -> None:
+    """y = x * d^-beta, d = bias + alpha / size * (sum of x^2 over a window of channels); Krizhevsky 2012, section 3.3."""
+    build, kind, (x,) = context.build, context.type(node.outputs[0]), node.inputs
+    attrs = node.attrs
+    window = {"size": int(attrs["size"]), "expr": ex.mul(arg(0), arg(0)), "mirrored": False}
+    sums = build.emit("channel_window_sum", [x], [kind], window)[0]
+    context.saved[node.outputs[0]] = (sums,)
+    build.map(ex.mul(arg(0), _power(node, arg(1))), (x, sums), kind, node.outputs[0])
+
+
+def _denominator(node: Node, sums: ex.Expr) -> ex.Expr:
+    scale = float(node.attrs["alpha"]) / int(node.attrs["size"])
+    return ex.add(const(float(node.attrs["bias"])), ex.mul(const(scale), sums))
+
+
+def _power(node: Node, sums: ex.Expr) -> ex.Expr:
+    """d^-beta as exp(-beta log d)."""
+    return ("exp", ex.mul(const(-float(node.attrs["beta"])), ("log", _denominator(node, sums))))
+
+
+def lrn_gradient(context: Context, node: Node, dy: str) -> dict[str, str]:
+    """dx = dy d^-beta - 2 alpha beta / size * x * (sum over the mirrored window of dy x d^(-beta-1))."""
+    build, (x,) = context.build, node.inputs
+    (sums,) = context.saved[node.outputs[0]]
+    kind, attrs = context.type(x), node.attrs
+    inner = ex.div(ex.mul(ex.mul(arg(0), arg(1)), _power(node, arg(2))), _denominator(node, arg(2)))
+    window = {"size": int(attrs["size"]), "expr": inner, "mirrored": True}
+    spread = build.emit("channel_window_sum", (dy, x, sums), [kind], window)[0]
+    factor = 2.0 * float(attrs["alpha"]) * float(attrs["beta"]) / int(attrs["size"])
+    direct = ex.mul(arg(0), _power(node, arg(2)))
+    expr = ex.sub(direct, ex.mul(ex.mul(const(factor), arg(1)), arg(3)))
+    return {x: build.map(expr, (dy, x, sums, spread), kind)}

@@ -1,0 +1,347 @@
+/* libtaste: trains a neural network on this board, with the kernels and tables linked into the same file.
+ *
+ * Intended usage
+ *   1. taste_model_get() and taste_model_check_cpu(): the model, and whether this CPU can run it.
+ *   2. Ask for sizes (taste_parameters_bytes, taste_pool_bytes, taste_session_bytes), get blocks of that size from
+ *      wherever you like, aligned to TASTE_ALIGNMENT, and open the three objects in them (taste_parameters_init,
+ *      taste_pool_start, taste_session_init). Fill the parameters: taste_parameters_seed or taste_parameters_write.
+ *   3. For every batch: taste_session_step. With an effective batch larger than what fits: taste_session_gradients for
+ *      every micro-batch (in a session opened with `accumulate`), then taste_session_update once.
+ *   4. Read the results (taste_parameters_read, taste_tensor_read), then taste_pool_stop. Nothing else has to be closed:
+ *      the blocks are yours.
+ *
+ * Ownership. The library allocates nothing: no malloc, no I/O, no print, no exit, no abort. A block belongs to its object
+ * until you stop using the object; it must not move. The model's tables are constant and live as long as the process.
+ * Units. Sizes and offsets end in _bytes, times in _ns (monotonic clock), everything else counts things.
+ * Alignment. Every block starts at a multiple of TASTE_ALIGNMENT bytes. Values handed in and out (x, y, tensors) need
+ * the alignment of their element only.
+ * Layout. All values are handed in and out in canonical layout: row-major NCHW, OIHW, rows x columns, 4 bytes an element.
+ * Results. A function returns a status; results go through the last argument. After a failure the session's error text
+ * (or the taste_error handed in, which may be NULL) holds one line: what failed with its numbers. What to do.
+ * Threads. A session, and a parameter set while it is written, belong to one thread at a time. Sessions of different
+ * threads may share a pool, a model and a parameter set that only `eval` reads. A step gives the same bits for any number
+ * of threads.
+ */
+#ifndef TASTE_H
+#define TASTE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#pragma GCC visibility push(default)
+
+/* taste_header_text() returns this file; Python's cffi is given what stands between this mark and the next. */
+/* cffi: begin */
+
+/* Also the exit codes of taste-train. */
+typedef enum taste_status {
+    TASTE_STATUS_OK = 0,
+    TASTE_STATUS_INTERNAL = 1,      /* a kernel refused its arguments: a fault of the build */
+    TASTE_STATUS_USAGE = 2,         /* a wrong argument of the caller */
+    TASTE_STATUS_DOES_NOT_FIT = 10, /* memory: a block is too small, or a batch larger than the session was opened for */
+    TASTE_STATUS_NO_SPACE = 11,     /* disk full */
+    TASTE_STATUS_IO = 12,
+    TASTE_STATUS_INCOMPATIBLE = 13, /* wrong CPU, or tensors of another model */
+    TASTE_STATUS_CORRUPT = 14,      /* a damaged file */
+    TASTE_STATUS_NON_FINITE = 15,   /* the loss or a gradient is NaN or Inf */
+    TASTE_STATUS_INTERRUPTED = 130
+} taste_status;
+
+enum {
+    TASTE_ALIGNMENT = 64,
+    TASTE_ERROR_BYTES = 320,
+    TASTE_TENSOR_DIMS = 8,
+    TASTE_MAX_THREADS = 256
+};
+
+/* Phases of a run, to be added up. Within one run they happen in this order. */
+enum { TASTE_RUN_FORWARD = 1, TASTE_RUN_LOSS = 2, TASTE_RUN_BACKWARD = 4, TASTE_RUN_ALL = 7 };
+
+/* What a tensor is. */
+typedef enum taste_kind {
+    TASTE_KIND_PARAMETER = 0, /* in a parameter set, trained */
+    TASTE_KIND_STATE = 1,     /* in a parameter set, running statistics */
+    TASTE_KIND_CONSTANT = 2,  /* in a parameter set, never updated */
+    TASTE_KIND_GRADIENT = 3,  /* in a session; taste_gradient_read takes the parameter's name */
+    TASTE_KIND_ACTIVATION = 4, /* in a session's arena: valid from its kernel until its memory is used again; boundaries,
+                                  inputs and outputs of a program for the whole run */
+    TASTE_KIND_SCALAR = 5     /* in a session: run-time scalars */
+} taste_kind;
+
+typedef struct taste_error {
+    char text[320];
+} taste_error;
+
+typedef struct taste_model taste_model;           /* constant tables; see taste_model_get */
+typedef struct taste_parameters taste_parameters; /* a parameter set: parameters, states, constants */
+typedef struct taste_pool taste_pool;             /* pinned threads */
+typedef struct taste_session taste_session;       /* gradients, optimizer state, arena, error text */
+
+/* ---- Model ---- */
+
+typedef struct taste_model_facts {
+    const char *name;
+    const char *target;
+    const char *features; /* that the CPU must have, space separated */
+    const char *build_id; /* also in manifest.json */
+    uint32_t vector_bits;
+    uint32_t minimum_batch; /* of programs that train: 2 where a batch norm would see one value a channel */
+    uint32_t classes;
+    uint32_t seed;
+    uint32_t input_dims;
+    int64_t input_shape[8]; /* of one sample */
+    uint32_t program_count;
+    uint32_t block_count;
+    uint32_t segment_count;
+    uint32_t tensor_count;
+    uint64_t parameter_bytes; /* as stored */
+    uint64_t state_bytes;
+    uint64_t constant_bytes;
+} taste_model_facts;
+
+/* One program. Tensor fields are indices for taste_model_tensor, -1 where there is none. */
+typedef struct taste_program_facts {
+    const char *name;
+    int32_t input;
+    int32_t target;
+    int32_t output;
+    int32_t loss;
+    int32_t updates; /* 1: it trains (has gradients and an optimizer step) */
+    uint32_t call_count;
+    uint64_t arena_fixed_bytes;
+    uint64_t arena_per_sample_bytes;
+} taste_program_facts;
+
+/* One block of one program. Tensor fields as above: what a caller supplies to start at this block's edge. */
+typedef struct taste_block_facts {
+    const char *name;
+    int32_t input;
+    int32_t output;
+    int32_t input_gradient;
+    int32_t output_gradient;
+} taste_block_facts;
+
+typedef struct taste_tensor_facts {
+    const char *name;
+    taste_kind kind;
+    int32_t program; /* index of the only program that has it, -1: shared by all */
+    char dtype;      /* 'f' float32, 'i' int32, 'u' uint32 */
+    uint32_t dims;
+    int64_t shape[8];      /* canonical; -1 in front: the batch */
+    uint64_t element_count; /* of one sample where the tensor is batched */
+} taste_tensor_facts;
+
+/* The model linked into this file. Never NULL. */
+const taste_model *taste_model_get(void);
+
+/* This header's text. */
+const char *taste_header_text(void);
+
+/* Facts of the model, of a program, a block or a tensor. USAGE where the index is out of range. */
+taste_status taste_model_describe(const taste_model *model, taste_model_facts *out_facts);
+taste_status taste_model_program(const taste_model *model, uint32_t program, taste_program_facts *out_facts);
+taste_status taste_model_block(const taste_model *model, uint32_t program, uint32_t block, taste_block_facts *out_facts);
+taste_status taste_model_tensor(const taste_model *model, uint32_t tensor, taste_tensor_facts *out_facts);
+
+/* Name of a segment (the parameters and states of one block), NULL where the index is out of range. */
+const char *taste_model_segment_name(const taste_model *model, uint32_t segment);
+
+/* Index of the program called `name` ("train", "eval"). USAGE if there is none. */
+taste_status taste_model_find_program(const taste_model *model, const char *name, uint32_t *out_program);
+
+/* OK if this CPU has every feature and exactly the vector length that the kernels were built for; else INCOMPATIBLE and
+ * the reason. Call it first: kernels run on a lesser CPU die on an illegal instruction or give wrong numbers. */
+taste_status taste_model_check_cpu(const taste_model *model, taste_error *out_error);
+
+/* ---- Parameter sets ---- */
+
+/* Size of the block for one parameter set. */
+size_t taste_parameters_bytes(const taste_model *model);
+
+/* Opens a parameter set in `block` (zeros). DOES_NOT_FIT if `block_bytes` is too small, USAGE if it is not aligned. */
+taste_status taste_parameters_init(const taste_model *model, void *block, size_t block_bytes,
+                                   taste_parameters **out_parameters, taste_error *out_error);
+
+/* Fills every tensor with its seeded initial value: the same bits on every architecture. Tensors without an initial
+ * value of their own (constants of the graph) become zero and are counted in `out_unset`, which may be NULL. */
+taste_status taste_parameters_seed(taste_parameters *parameters, uint64_t seed, uint32_t *out_unset);
+
+/* Reads or writes the parameter, state or constant called `name`; `count` must be its number of elements. Elements are
+ * float32, or the tensor's own 4-byte type. USAGE: unknown name or wrong count. */
+taste_status taste_parameters_write(taste_parameters *parameters, const char *name, const void *values, size_t count,
+                                    taste_error *out_error);
+taste_status taste_parameters_read(const taste_parameters *parameters, const char *name, size_t count, void *out_values,
+                                   taste_error *out_error);
+
+/* The same in pieces: elements [first, first + count) of the tensor with index `tensor`. What lies outside the canonical
+ * elements stays as it is: zero since taste_parameters_init. */
+taste_status taste_parameters_write_range(taste_parameters *parameters, uint32_t tensor, uint64_t first, size_t count,
+                                          const void *values);
+taste_status taste_parameters_read_range(const taste_parameters *parameters, uint32_t tensor, uint64_t first, size_t count,
+                                         void *out_values);
+
+/* ---- Pool ---- */
+
+/* Size of the block for a pool of `threads` threads: the calling one and threads - 1 workers with their stacks. */
+size_t taste_pool_bytes(uint32_t threads);
+
+/* Starts threads - 1 workers in `block`. Thread i is pinned to cores[i]; thread 0 is whoever runs a session, and is pinned
+ * while it does. `cores` NULL: the first `threads` CPUs that this process may use; a pool larger than that is not pinned.
+ * USAGE: wrong arguments. DOES_NOT_FIT: block too small, or the system refuses a thread. */
+taste_status taste_pool_start(uint32_t threads, const uint32_t *cores, void *block, size_t block_bytes, taste_pool **out_pool,
+                              taste_error *out_error);
+
+/* Pins the calling thread and keeps the workers awake until taste_pool_leave, which undoes both. A run does this by
+ * itself; a loop of short steps is faster with one enter around it. Enter may be nested. */
+void taste_pool_enter(taste_pool *pool);
+void taste_pool_leave(taste_pool *pool);
+
+/* Ends the workers and waits for them. No session may be running on the pool. */
+void taste_pool_stop(taste_pool *pool);
+
+/* Number of CPUs this process may use, at least 1. */
+uint32_t taste_pool_available_cores(void);
+
+/* ---- Session ---- */
+
+/* One program at the largest batch size that it will be run with. */
+typedef struct taste_use {
+    uint32_t program;
+    uint32_t batch_size;
+} taste_use;
+
+/* What a session will be able to do. */
+typedef struct taste_session_options {
+    int32_t momentum;   /* 1: has room for the optimizer's momentum */
+    int32_t accumulate; /* 1: has room for accumulated gradients */
+} taste_session_options;
+
+/* Scalars of one optimizer step, PyTorch's SGD: g = gradient * clip + weight_decay * w; m = momentum * m + g;
+ * w -= learning_rate * (nesterov ? g + momentum * m : m). Without momentum: w -= learning_rate * g. */
+typedef struct taste_hyper {
+    float learning_rate;
+    float momentum;
+    float weight_decay;
+    float gradient_clip; /* largest L2 norm of all gradients together (torch clip_grad_norm_); 0: no clipping */
+    int32_t nesterov;
+} taste_hyper;
+
+/* What a step did. */
+typedef struct taste_step {
+    double loss;          /* mean of the rows' losses */
+    uint32_t correct;     /* rows whose largest logit is the label's (0 where targets are not labels) */
+    float gradient_norm;  /* before clipping; 0 without clipping */
+    uint64_t load_ns;     /* x and y into the arena */
+    uint64_t forward_ns;
+    uint64_t backward_ns; /* with the loss */
+    uint64_t update_ns;
+} taste_step;
+
+/* Size of the block for a session over `uses`: fixed parts + the largest arena of the list. An arena is
+ * arena_fixed_bytes + batch_size * arena_per_sample_bytes. USAGE: unknown program, batch size 0 or below the minimum. */
+taste_status taste_session_bytes(const taste_model *model, const taste_use *uses, size_t use_count,
+                                 const taste_session_options *options, size_t *out_bytes, taste_error *out_error);
+
+/* Opens a session in `block`, running on `pool`. Errors as above, and DOES_NOT_FIT for too small a block. */
+taste_status taste_session_init(const taste_model *model, const taste_use *uses, size_t use_count,
+                                const taste_session_options *options, taste_pool *pool, void *block, size_t block_bytes,
+                                taste_session **out_session, taste_error *out_error);
+
+/* One line: what the last failed call on this session failed at. */
+const char *taste_session_error(const taste_session *session);
+
+/* Seed and position of the dropout masks: step counts optimizer steps. */
+void taste_session_set_dropout(taste_session *session, uint32_t seed, uint32_t step);
+
+/* Runs phases (a sum of TASTE_RUN_...) of blocks [first_block, end_block) of a program: forward in order, the loss, backward
+ * in reverse order. The loss runs only if end_block is the last block. The boundary tensors that the range reads must be
+ * there: from an earlier run of this session, or written with taste_tensor_write. */
+taste_status taste_session_run(taste_session *session, taste_parameters *parameters, uint32_t program, uint32_t phases,
+                               uint32_t first_block, uint32_t end_block, uint32_t batch_size);
+
+/* Copies a batch into a program's input and target (y may be NULL: only the input). x: float32 [batch_size, sample];
+ * y: int32 [batch_size] labels, checked against the number of classes, or float32 [batch_size, ...]. */
+taste_status taste_session_load(taste_session *session, uint32_t program, uint32_t batch_size, const void *x, const void *y);
+
+/* load, forward, loss, backward: the gradients of sum(row losses) / effective_batch. With `accumulate` they are added to
+ * those since the last update, so micro-batches of any sizes that sum up to effective_batch give its exact mean.
+ * NON_FINITE: the loss is NaN or Inf; parameters are untouched, the error text names the tensor. */
+taste_status taste_session_gradients(taste_session *session, taste_parameters *parameters, uint32_t program,
+                                     uint32_t batch_size, uint32_t effective_batch, const void *x, const void *y,
+                                     taste_step *out_step);
+
+/* One optimizer step over the segments that `program` updates, from the gradients (accumulated ones where there are any).
+ * NON_FINITE: a gradient is NaN or Inf (the text names it); with clipping nothing was changed, else parameters are spoilt. */
+taste_status taste_session_update(taste_session *session, taste_parameters *parameters, uint32_t program,
+                                  const taste_hyper *hyper, taste_step *out_step);
+
+/* taste_session_gradients with effective_batch = batch_size, then taste_session_update. */
+taste_status taste_session_step(taste_session *session, taste_parameters *parameters, uint32_t program, uint32_t batch_size,
+                                const void *x, const void *y, const taste_hyper *hyper, taste_step *out_step);
+
+/* load and forward of an inference program; logits float32 [batch_size, classes]. */
+taste_status taste_session_predict(taste_session *session, taste_parameters *parameters, uint32_t program,
+                                   uint32_t batch_size, const void *x, float *out_logits);
+
+/* Reads or writes a tensor of the session's arena (boundaries, their gradients, inputs, outputs) by name, at this batch size;
+ * `count` must be its number of elements. */
+taste_status taste_tensor_write(taste_session *session, uint32_t program, uint32_t batch_size, const char *name,
+                                const void *values, size_t count);
+taste_status taste_tensor_read(taste_session *session, uint32_t program, uint32_t batch_size, const char *name, size_t count,
+                               void *out_values);
+
+/* Reads or writes the gradient (as the last taste_session_gradients or run left it, accumulated where the session
+ * accumulates) or the momentum of the parameter called `name`. USAGE: unknown name, wrong count, none in this session. */
+taste_status taste_gradient_read(taste_session *session, const char *name, size_t count, float *out_values);
+taste_status taste_momentum_read(taste_session *session, const char *name, size_t count, float *out_values);
+taste_status taste_momentum_write(taste_session *session, const char *name, const float *values, size_t count);
+
+/* ---- safetensors, over bytes in memory ---- */
+
+enum { TASTE_SAFETENSORS_MAX_TENSORS = 4096, TASTE_SAFETENSORS_MAX_HEADER_BYTES = 4194304 };
+
+/* A header that has been checked whole. Private. */
+typedef struct taste_safetensors {
+    const char *header;
+    uint64_t header_bytes; /* of the JSON */
+    uint64_t data_bytes;
+    uint64_t cursor;
+    uint32_t tensor_count;
+    uint64_t seen[8192]; /* hashes of the names, to find duplicates without allocating */
+} taste_safetensors;
+
+typedef struct taste_safetensors_entry {
+    char name[256];  /* as UTF-8, escapes resolved */
+    char dtype[8];   /* "F32", "I32", ... */
+    uint32_t dims;
+    uint64_t shape[8];
+    uint64_t first_byte; /* from the file's start */
+    uint64_t end_byte;
+} taste_safetensors_entry;
+
+/* Checks the first bytes of a file of `file_bytes` bytes. `prefix` must hold the 8 bytes of the length and, once
+ * `out_needed_bytes` says how many, the whole header: with a shorter prefix DOES_NOT_FIT is returned and
+ * `out_needed_bytes` set. CORRUPT: anything not as the format says (sizes, JSON, types, gaps, overlaps, duplicates). */
+taste_status taste_safetensors_open(const void *prefix, size_t prefix_bytes, uint64_t file_bytes, taste_safetensors *out_file,
+                                    uint64_t *out_needed_bytes, taste_error *out_error);
+
+/* The next tensor of the file; 0 when there are no more. taste_safetensors_rewind starts again. */
+int32_t taste_safetensors_next(taste_safetensors *file, taste_safetensors_entry *out_entry);
+void taste_safetensors_rewind(taste_safetensors *file);
+
+/* Writes the header (length, JSON, padding) of a file that holds the model's tensors of these kinds (a sum of 1 << kind), in
+ * the table's order, and `metadata` (a JSON object of strings, or NULL). Returns its size, whether or not it fitted into
+ * `capacity` bytes. The data follow in the same order, canonical. */
+size_t taste_safetensors_header(const taste_model *model, uint32_t kinds, const char *metadata, size_t capacity,
+                                char *out_header);
+
+/* cffi: end */
+
+#pragma GCC visibility pop
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,292 @@
+/* A step as it reads in a book: load, forward, loss, backward, update. */
+#include <math.h>
+#include <string.h>
+
+#include "clock.h"
+#include "error.h"
+#include "layout.h"
+#include "session.h"
+
+enum { PIECE = 256 }; /* elements looked at at a time where a tensor is read */
+
+static taste_status kernel_failed(taste_session *session, const taste_call *call) {
+    const char *why = taste_thread.failure[0] != 0 ? taste_thread.failure : "no reason given";
+    return taste_fail(&session->error, TASTE_STATUS_INTERNAL, "kernel %.60s: %s. Build the model again.", call->name, why);
+}
+
+static taste_status run_calls(taste_session *session, const taste_program *program, uint32_t first, uint32_t end) {
+    taste_ffi_any arguments[TASTE_MAX_ARGUMENTS];
+    taste_ffi_any result;
+    for (uint32_t i = first; i < end; i++) {
+        const taste_call *call = &program->calls[i];
+        if (call->argument_count > TASTE_MAX_ARGUMENTS) {
+            return taste_fail(&session->error, TASTE_STATUS_INTERNAL, "kernel %.60s has %u arguments. At most %d can be passed.",
+                              call->name, call->argument_count, TASTE_MAX_ARGUMENTS);
+        }
+        for (uint32_t a = 0; a < call->argument_count; a++) {
+            arguments[a] = (taste_ffi_any){.type_index = TASTE_FFI_DL_TENSOR};
+            arguments[a].value.as_pointer = &session->tensors[call->arguments[a]];
+        }
+        result = (taste_ffi_any){0};
+        taste_thread.failure[0] = 0;
+        if (call->kernel(NULL, arguments, call->argument_count, &result) != 0) return kernel_failed(session, call);
+    }
+    return TASTE_STATUS_OK;
+}
+
+/* Runs what `phases` says, in a bound session. */
+static taste_status run_phases(taste_session *session, uint32_t program_index, uint32_t phases, uint32_t first_block,
+                               uint32_t end_block) {
+    const taste_model *model = session->model;
+    const taste_program *program = &model->programs[program_index];
+    taste_status status = TASTE_STATUS_OK;
+    if (phases & TASTE_RUN_FORWARD) {
+        for (uint32_t b = first_block; b < end_block && status == TASTE_STATUS_OK; b++) {
+            status = run_calls(session, program, program->blocks[b].forward_first, program->blocks[b].forward_end);
+        }
+    }
+    if ((phases & TASTE_RUN_LOSS) && end_block == model->block_count && status == TASTE_STATUS_OK) {
+        status = run_calls(session, program, program->loss_first, program->loss_end);
+    }
+    if (phases & TASTE_RUN_BACKWARD) {
+        for (uint32_t b = end_block; b-- > first_block && status == TASTE_STATUS_OK;) {
+            status = run_calls(session, program, program->blocks[b].backward_first, program->blocks[b].backward_end);
+        }
+    }
+    return status;
+}
+
+static void *scalar_at(const taste_session *session, uint16_t tensor) {
+    return session->scalars + session->model->tensors[tensor].offset_bytes;
+}
+
+/* The run-time scalars that kernels read. The dropout mask of a row depends on its place in the effective batch, so that
+ * micro-batches draw what one large batch would. */
+static void set_scalars(taste_session *session, uint32_t effective_batch) {
+    const taste_model *model = session->model;
+    if (model->loss_scale != TASTE_NO_TENSOR) {
+        *(float *)scalar_at(session, model->loss_scale) = (float)(1.0 / (double)effective_batch);
+    }
+    if (model->dropout_counter != TASTE_NO_TENSOR) {
+        uint32_t counter[4] = {session->dropout[0], session->dropout[1], session->accumulated_samples, 0};
+        memcpy(scalar_at(session, model->dropout_counter), counter, sizeof counter);
+    }
+}
+
+/* What must be in place around kernels: the thread's pool and scratch memory. */
+typedef struct surroundings {
+    taste_pool *pool;
+    taste_workspace *workspace;
+} surroundings;
+
+static surroundings enter(taste_session *session) {
+    surroundings outer = {taste_thread.pool, taste_thread.workspace};
+    taste_pool_enter(session->pool);
+    taste_thread.pool = session->pool;
+    taste_thread.workspace = &session->workspace;
+    return outer;
+}
+
+static void leave(taste_session *session, surroundings outer) {
+    taste_thread.pool = outer.pool;
+    taste_thread.workspace = outer.workspace;
+    session->workspace.used = session->workspace.depth = 0;
+    taste_pool_leave(session->pool);
+}
+
+taste_status taste_session_run(taste_session *session, taste_parameters *parameters, uint32_t program, uint32_t phases,
+                               uint32_t first_block, uint32_t end_block, uint32_t batch_size) {
+    if (first_block > end_block || end_block > session->model->block_count || (phases & ~(uint32_t)TASTE_RUN_ALL) != 0) {
+        return taste_fail(&session->error, TASTE_STATUS_USAGE, "blocks %u to %u, phases %u: the model has %u blocks. Correct them.",
+                          first_block, end_block, phases, session->model->block_count);
+    }
+    taste_status status = taste_session_bind(session, parameters, program, batch_size);
+    if (status != TASTE_STATUS_OK) return status;
+    set_scalars(session, batch_size);
+    surroundings outer = enter(session);
+    status = run_phases(session, program, phases, first_block, end_block);
+    leave(session, outer);
+    return status;
+}
+
+static taste_status check_labels(taste_session *session, const int32_t *labels, uint32_t batch_size) {
+    int64_t classes = session->model->classes;
+    for (uint32_t i = 0; i < batch_size; i++) {
+        if (labels[i] >= 0 && labels[i] < classes) continue;
+        return taste_fail(&session->error, TASTE_STATUS_USAGE, "row %u has label %d: model %s has %lld classes. Correct the labels.",
+                          i, labels[i], session->model->name, (long long)classes);
+    }
+    return TASTE_STATUS_OK;
+}
+
+taste_status taste_session_load(taste_session *session, uint32_t program, uint32_t batch_size, const void *x, const void *y) {
+    taste_status status = taste_session_bind(session, NULL, program, batch_size);
+    if (status != TASTE_STATUS_OK) return status;
+    const taste_model *model = session->model;
+    const taste_program *p = &model->programs[program];
+    const taste_tensor *input = &model->tensors[p->input];
+    taste_layout_write(input, batch_size, x, taste_session_at(session, input, batch_size));
+    if (y == NULL || p->target == TASTE_NO_TENSOR) return TASTE_STATUS_OK;
+    const taste_tensor *target = &model->tensors[p->target];
+    if (target->dtype == TASTE_DTYPE_INT32) status = check_labels(session, y, batch_size);
+    if (status == TASTE_STATUS_OK) taste_layout_write(target, batch_size, y, taste_session_at(session, target, batch_size));
+    return status;
+}
+
+/* Mean of the row losses, added up in row order. */
+static double mean_loss(const taste_session *session, const taste_program *program, uint32_t batch_size) {
+    float rows[PIECE];
+    double sum = 0;
+    const taste_tensor *loss = &session->model->tensors[program->loss];
+    const void *stored = taste_session_at(session, loss, batch_size);
+    for (uint32_t first = 0; first < batch_size; first += PIECE) {
+        uint32_t n = batch_size - first < PIECE ? batch_size - first : PIECE;
+        taste_layout_gather(loss, batch_size, first, n, stored, rows);
+        for (uint32_t i = 0; i < n; i++) sum += rows[i];
+    }
+    return sum / batch_size;
+}
+
+/* Column of the largest logit of a row, the first of equals. */
+static uint32_t best_class(const taste_tensor *logits, const void *stored, uint32_t batch_size, uint32_t row, uint32_t classes) {
+    float piece[PIECE];
+    uint32_t best = 0;
+    float highest = -INFINITY;
+    for (uint32_t first = 0; first < classes; first += PIECE) {
+        uint32_t n = classes - first < PIECE ? classes - first : PIECE;
+        taste_layout_gather(logits, batch_size, (uint64_t)row * classes + first, n, stored, piece);
+        for (uint32_t i = 0; i < n; i++) {
+            if (!(piece[i] > highest)) continue;
+            highest = piece[i];
+            best = first + i;
+        }
+    }
+    return best;
+}
+
+/* Rows whose largest logit is the label's. Read between forward and loss, while the logits are surely there. */
+static uint32_t count_correct(const taste_session *session, const taste_program *program, uint32_t batch_size) {
+    const taste_model *model = session->model;
+    const taste_tensor *target = &model->tensors[program->target];
+    const taste_tensor *logits = &model->tensors[program->output];
+    if (target->dtype != TASTE_DTYPE_INT32) return 0;
+    const void *stored_target = taste_session_at(session, target, batch_size);
+    const void *stored_logits = taste_session_at(session, logits, batch_size);
+    uint32_t classes = (uint32_t)(taste_layout_count(logits, batch_size) / batch_size);
+    uint32_t correct = 0;
+    for (uint32_t row = 0; row < batch_size; row++) {
+        int32_t label;
+        taste_layout_gather(target, batch_size, row, 1, stored_target, &label);
+        correct += best_class(logits, stored_logits, batch_size, row, classes) == (uint32_t)label;
+    }
+    return correct;
+}
+
+static int is_finite_tensor(const taste_tensor *tensor, const void *stored, uint32_t batch_size) {
+    float piece[PIECE];
+    uint64_t count = taste_layout_count(tensor, batch_size);
+    if (tensor->dtype != TASTE_DTYPE_FLOAT32) return 1;
+    for (uint64_t first = 0; first < count; first += PIECE) {
+        uint64_t n = count - first < PIECE ? count - first : PIECE;
+        taste_layout_gather(tensor, batch_size, first, n, stored, piece);
+        for (uint64_t i = 0; i < n; i++) {
+            if (!isfinite(piece[i])) return 0;
+        }
+    }
+    return 1;
+}
+
+const char *taste_session_find_non_finite(const taste_session *session, const taste_parameters *parameters, uint32_t program,
+                                          uint32_t batch_size) {
+    const taste_model *model = session->model;
+    const taste_program *p = &model->programs[program];
+    const uint16_t ends[] = {p->output, p->loss};
+    const taste_tensor *input = &model->tensors[p->input];
+    if (!is_finite_tensor(input, taste_session_at(session, input, batch_size), batch_size)) return input->name;
+    for (uint32_t i = 0; i < model->tensor_count; i++) {
+        const taste_tensor *tensor = &model->tensors[i];
+        if (!taste_in_parameter_set(tensor)) continue;
+        if (!is_finite_tensor(tensor, taste_parameters_at(parameters, tensor), 1)) return tensor->name;
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        const taste_tensor *tensor = &model->tensors[ends[i]];
+        if (!is_finite_tensor(tensor, taste_session_at(session, tensor, batch_size), batch_size)) return tensor->name;
+    }
+    return "an activation";
+}
+
+/* Forward, loss, backward of a loaded batch; `out` gets loss, correct and times. */
+static taste_status forward_backward(taste_session *session, const taste_parameters *parameters, uint32_t program,
+                                     uint32_t batch_size, taste_step *out) {
+    const taste_program *p = &session->model->programs[program];
+    uint32_t blocks = session->model->block_count;
+    uint64_t start = taste_now_ns();
+    taste_status status = run_phases(session, program, TASTE_RUN_FORWARD, 0, blocks);
+    uint64_t forward_end = taste_now_ns();
+    if (status != TASTE_STATUS_OK) return status;
+    out->forward_ns = forward_end - start;
+    out->correct = count_correct(session, p, batch_size);
+    status = run_phases(session, program, TASTE_RUN_LOSS, 0, blocks);
+    if (status != TASTE_STATUS_OK) return status;
+    out->loss = mean_loss(session, p, batch_size);
+    if (!isfinite(out->loss)) {
+        return taste_fail(&session->error, TASTE_STATUS_NON_FINITE,
+                          "the loss is %f, first seen in '%.100s'. Lower the learning rate or look at the data.", out->loss,
+                          taste_session_find_non_finite(session, parameters, program, batch_size));
+    }
+    status = run_phases(session, program, TASTE_RUN_BACKWARD, 0, blocks);
+    out->backward_ns = taste_now_ns() - forward_end;
+    return status;
+}
+
+static taste_status check_trains(taste_session *session, uint32_t program) {
+    const taste_model *model = session->model;
+    const taste_program *p = program < model->program_count ? &model->programs[program] : NULL;
+    if (p != NULL && p->loss != TASTE_NO_TENSOR && p->target != TASTE_NO_TENSOR) return TASTE_STATUS_OK;
+    return taste_fail(&session->error, TASTE_STATUS_USAGE, "program %s has no loss to train with. Use one that trains.",
+                      p != NULL ? p->name : "(none)");
+}
+
+taste_status taste_session_gradients(taste_session *session, taste_parameters *parameters, uint32_t program,
+                                     uint32_t batch_size, uint32_t effective_batch, const void *x, const void *y,
+                                     taste_step *out_step) {
+    taste_status status = check_trains(session, program);
+    if (status == TASTE_STATUS_OK && effective_batch < batch_size) {
+        status = taste_fail(&session->error, TASTE_STATUS_USAGE, "effective batch %u is smaller than batch size %u. Correct it.",
+                            effective_batch, batch_size);
+    }
+    if (status == TASTE_STATUS_OK) status = taste_session_bind(session, parameters, program, batch_size);
+    if (status != TASTE_STATUS_OK) return status;
+    *out_step = (taste_step){0};
+    uint64_t start = taste_now_ns();
+    status = taste_session_load(session, program, batch_size, x, y);
+    out_step->load_ns = taste_now_ns() - start;
+    if (status != TASTE_STATUS_OK) return status;
+    set_scalars(session, effective_batch);
+    surroundings outer = enter(session);
+    status = forward_backward(session, parameters, program, batch_size, out_step);
+    if (status == TASTE_STATUS_OK && session->accumulator != NULL) taste_session_accumulate(session, batch_size);
+    leave(session, outer);
+    return status;
+}
+
+taste_status taste_session_step(taste_session *session, taste_parameters *parameters, uint32_t program, uint32_t batch_size,
+                                const void *x, const void *y, const taste_hyper *hyper, taste_step *out_step) {
+    taste_pool_enter(session->pool);
+    taste_status status = taste_session_gradients(session, parameters, program, batch_size, batch_size, x, y, out_step);
+    if (status == TASTE_STATUS_OK) status = taste_session_update(session, parameters, program, hyper, out_step);
+    taste_pool_leave(session->pool);
+    return status;
+}
+
+taste_status taste_session_predict(taste_session *session, taste_parameters *parameters, uint32_t program,
+                                   uint32_t batch_size, const void *x, float *out_logits) {
+    taste_status status = taste_session_load(session, program, batch_size, x, NULL);
+    if (status != TASTE_STATUS_OK) return status;
+    status = taste_session_run(session, parameters, program, TASTE_RUN_FORWARD, 0, session->model->block_count, batch_size);
+    if (status != TASTE_STATUS_OK) return status;
+    const taste_tensor *logits = &session->model->tensors[session->model->programs[program].output];
+    taste_layout_gather(logits, batch_size, 0, taste_layout_count(logits, batch_size),
+                        taste_session_at(session, logits, batch_size), out_logits);
+    return TASTE_STATUS_OK;
+}

@@ -44,7 +44,7 @@ climb /sys/fs/cgroup/memory "$(sed -n 's/^[0-9]*:\([^:]*,\)*memory\(,[^:]*\)*://
   memory.limit_in_bytes memory.usage_in_bytes
 exit 0
 """
-"""Prints sections, each after a line `== NAME`. Needs sh, uname, cat, tr, sed; another missing tool costs its section."""
+"""Prints sections, each after a line `== NAME`. Needs sh, uname, cat, tr, sed; another missing tool costs a section."""
 
 _ARCHITECTURES = {"aarch64": "aarch64", "arm64": "aarch64", "armv8l": "aarch64", "riscv64": "riscv64"}
 _ARCHITECTURES |= {"x86_64": "x86_64", "amd64": "x86_64"}

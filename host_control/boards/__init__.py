@@ -5,7 +5,7 @@
         board.deploy(build_dir)
         counters = board.measure(OperatingPoint(batch_size=8))
 
-A kind of board is one file here: local.py, secure_shell.py, emulated.py, recorded.py.
+A kind of board is one file here: local.py, ssh.py, emulated.py, recorded.py.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cross.errors import UsageError
 from host_control.boards.bench import BenchSettings
 from host_control.boards.deployed import DeployedBoard
 from host_control.boards.emulated import open_emulated
 from host_control.boards.local import open_local
 from host_control.boards.recorded import RecordedBoard, open_recorded
+from host_control.boards.ssh import open_ssh
 
 __all__ = ["BenchSettings", "DeployedBoard", "RecordedBoard", "open_board"]
 
@@ -55,4 +55,4 @@ def _make_board(
         return open_emulated(rest, remote_dir, settings)
     if kind == "recorded" and colon:
         return open_recorded(Path(rest))
-    raise UsageError(f"unknown board {name!r}. Known: local, HOST, emulated:TARGET, recorded:FILE.json.")
+    return open_ssh(name, remote_dir, settings, accept_new=accept_new, ssh_config=ssh_config)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from cross.errors import UsageError
+
 ANSWER_S = 15.0
 """Longest wait for an answer to anything small; with what follows it, nothing takes longer than 20 s on a dead link."""
 
@@ -93,7 +95,9 @@ class Connection(Protocol):
 
 
 def shell_line(arguments: Sequence[str]) -> str:
-    """One line that a POSIX shell reads back as exactly these arguments."""
+    """One line that a POSIX shell reads back as exactly these arguments; UsageError where one holds a NUL."""
+    if any("\0" in word for word in arguments):
+        raise UsageError("a name with a NUL byte cannot be given to a program. Rename it.")
     return shlex.join(arguments)
 
 

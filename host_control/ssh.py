@@ -1,0 +1,477 @@
+"""A connection to a host over SSH: opens when first needed, is a context manager, has run, put and get.
+
+    with Connection("pi@raspberrypi.local") as board:
+        print(board.run(["uname", "-m"]).stdout)
+
+Hosts are resolved as OpenSSH does (host_control.ssh_host), host keys are enforced (host_control.known_hosts), and every
+operation ends within 20 s on a host that falls silent: paramiko itself waits for ever in several places (exec, opening
+SFTP, a full send buffer), so a watch closes the socket under it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import select
+import shlex
+import socket
+import stat
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import paramiko
+
+from cross.errors import (
+    CompatibilityError,
+    FileError,
+    LinkLostError,
+    MissingToolError,
+    NoSpaceError,
+    SecurityError,
+    TasteError,
+    UsageError,
+)
+from host_control import known_hosts
+from host_control.boards.connection import ANSWER_S, RunResult, shell_line, tied_arguments
+from host_control.ssh_auth import Ask, ask_terminal, authenticate
+from host_control.ssh_host import SshHost, resolve_host
+
+_PING_AFTER_S = 4.0
+_BLOCK_BYTES = 32 << 10
+_MAX_JUMPS = 8
+
+# Failures reach the user as one line of ours; paramiko's tracebacks of its own thread would come before it.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+
+class _Watch(threading.Thread):
+    """Aborts what does not come to its end in time; `extend` after each piece of progress."""
+
+    def __init__(self, seconds: float, abort: threading.Event, link: Connection) -> None:
+        super().__init__(daemon=True)
+        self.expired = False
+        self._seconds, self._done, self._link = seconds, abort, link
+        self._until = time.monotonic() + seconds
+
+    def extend(self) -> None:
+        self._until = time.monotonic() + self._seconds
+
+    def run(self) -> None:
+        while (left := self._until - time.monotonic()) > 0:
+            if self._done.wait(left):
+                return
+        self.expired = True
+        self._link.abort()
+
+
+class Connection:
+    """One host. `host` is an alias of ~/.ssh/config or [USER@]HOST[:PORT]; `ssh_config` stands in place of that file.
+
+    `accept_new` records the key of a host that is not known yet. Raises UsageError (2) for what can be no host,
+    LinkLostError (17), SecurityError (19) for a host key that is unknown or wrong, AuthenticationError (21).
+    """
+
+    def __init__(
+        self,
+        host: str,
+        *,
+        accept_new: bool = False,
+        ssh_config: Path | None = None,
+        ask: Ask = ask_terminal,
+    ) -> None:
+        self.name = host
+        self.host: SshHost = resolve_host(host, ssh_config)
+        self._accept_new = accept_new
+        self._ssh_config = ssh_config
+        self._ask = ask
+        self._socket: socket.socket | paramiko.Channel | None = None
+        self._transport: paramiko.Transport | None = None
+        self._files: paramiko.SFTPClient | None = None
+        self._gateway: Connection | None = None
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> paramiko.Transport:
+        """Connect, check the host key and log in, unless that is done already."""
+        if self._transport is not None and self._transport.is_active():
+            return self._transport
+        self.close()
+        try:
+            self._transport = self._negotiate()
+            self._check_host_key(self._transport)
+            authenticate(self._transport, self.host, self._bounded, self._ask)
+        except BaseException:
+            self.close()
+            raise
+        return self._transport
+
+    def close(self) -> None:
+        """Hang up; idempotent. What runs tied to this connection is ended by its own watcher on the board."""
+        self.abort()
+        self._transport = self._socket = self._files = None
+        if self._gateway is not None:
+            self._gateway.close()
+            self._gateway = None
+
+    def abort(self) -> None:
+        """Close the link from any thread: whatever waits on it ends at once."""
+        transport, link = self._transport, self._socket
+        if isinstance(link, socket.socket):
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+        if transport is not None:
+            with contextlib.suppress(Exception):
+                transport.close()
+        if link is not None:
+            with contextlib.suppress(Exception):
+                link.close()
+
+    def run(self, arguments: Sequence[str], *, timeout: float = ANSWER_S, tied: bool = False) -> RunResult:
+        """Run a command to its end; the exit code is its own, whatever it is.
+
+        LinkLostError after `timeout` seconds, or as soon as the host falls silent; a `tied` command is ended with the
+        channel.
+        """
+        words = tied_arguments(arguments) if tied else list(arguments)
+        what = os.path.basename(arguments[0])
+        channel = self._open_session()
+        try:
+            with self._bounded(f"start {what}"):
+                channel.exec_command(os.fsencode(shell_line(words)))
+                if not tied:
+                    channel.shutdown_write()
+            return self._collect(channel, tuple(arguments), timeout)
+        finally:
+            self._close_channel(channel)
+
+    def put(self, source: Path, path: str, *, offset: int = 0) -> int:
+        """As in host_control.boards.connection: returns the bytes sent; a cut leaves what had arrived."""
+        sent = 0
+        with self._file_calls("write", path) as (files, watch), source.open("rb") as reader:
+            reader.seek(offset)
+            with files.open(os.fsencode(path), "r+" if offset else "w") as writer:
+                writer.set_pipelined(True)
+                writer.seek(offset)
+                while block := reader.read(_BLOCK_BYTES):
+                    writer.write(block)
+                    watch.extend()
+                    sent += len(block)
+        return sent
+
+    def get(self, path: str, destination: Path) -> None:
+        """Fetch one file."""
+        with self._file_calls("read", path) as (files, watch), destination.open("wb") as writer:
+            with files.open(os.fsencode(path), "r") as reader:
+                reader.prefetch(reader.stat().st_size)
+                while block := reader.read(_BLOCK_BYTES):
+                    writer.write(block)
+                    watch.extend()
+
+    def home(self) -> str:
+        """The folder that a login starts in."""
+        with self._file_calls("find", "the home folder") as (files, _):
+            return files.normalize(".")
+
+    def size(self, path: str) -> int | None:
+        with self._file_calls("read", path) as (files, _):
+            try:
+                attributes = files.stat(os.fsencode(path))
+            except FileNotFoundError:
+                return None
+        return attributes.st_size if stat.S_ISREG(attributes.st_mode or 0) else None
+
+    def names(self, path: str) -> list[str]:
+        with self._file_calls("list", path) as (files, _):
+            try:
+                return sorted(files.listdir(path))
+            except FileNotFoundError:
+                return []
+
+    def rename(self, old: str, new: str) -> None:
+        with self._file_calls("rename", new) as (files, _):
+            files.posix_rename(os.fsencode(old), os.fsencode(new))
+
+    def link(self, target: str, path: str) -> None:
+        with self._file_calls("link", path) as (files, _):
+            files.symlink(os.fsencode(target), os.fsencode(path))
+
+    def read_link(self, path: str) -> str | None:
+        with self._file_calls("read", path) as (files, _):
+            try:
+                if not stat.S_ISLNK(files.lstat(os.fsencode(path)).st_mode or 0):
+                    return None
+                return files.readlink(os.fsencode(path))
+            except FileNotFoundError:
+                return None
+
+    def forward(self, address: str, port: int) -> paramiko.Channel:
+        """A byte stream to another host, as seen from this one."""
+        transport = self.open()
+        with self._bounded(f"reach {address}:{port}"):
+            return transport.open_channel("direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=ANSWER_S)
+
+    def _negotiate(self) -> paramiko.Transport:
+        """A transport whose keys are exchanged, and nothing else: nobody has checked yet who it is."""
+        self._socket = self._dial()
+        try:
+            with self._bounded("exchange keys"):
+                transport = self._transport = paramiko.Transport(self._socket)
+                transport.banner_timeout = transport.auth_timeout = transport.channel_timeout = ANSWER_S
+                self._prefer_known_kinds(transport)
+                transport.start_client(timeout=ANSWER_S)
+                transport.get_remote_server_key()
+        except paramiko.ssh_exception.IncompatiblePeer as error:
+            raise CompatibilityError(f"{self.host} and this host share no cipher: {error}. Update its sshd.") from error
+        return transport
+
+    def _dial(self) -> socket.socket | paramiko.Channel:
+        if not self.host.jumps:
+            return dial(self.host)
+        *before, last = self.host.jumps
+        if len(before) >= _MAX_JUMPS:
+            raise UsageError(f"{self.host} is behind more than {_MAX_JUMPS} jumps. Check ProxyJump in ~/.ssh/config.")
+        self._gateway = Connection(last, accept_new=self._accept_new, ssh_config=self._ssh_config, ask=self._ask)
+        if before:
+            self._gateway.host = replace(self._gateway.host, jumps=tuple(before))
+        return self._gateway.forward(self.host.address, self.host.port)
+
+    def _known_keys(self) -> list[known_hosts.KnownKey]:
+        files = (*self.host.user_known_hosts, *self.host.global_known_hosts)
+        return [key for name in self.host.key_names for key in known_hosts.find_keys(files, name)]
+
+    def _prefer_known_kinds(self, transport: paramiko.Transport) -> None:
+        """Ask for the kinds of key that the host is known by: another kind would look like a change."""
+        kinds = {key.kind for key in self._known_keys() if not key.revoked}
+        kinds |= {"rsa-sha2-512", "rsa-sha2-256"} if "ssh-rsa" in kinds else set()
+        options = transport.get_security_options()
+        options.key_types = sorted(options.key_types, key=lambda kind: kind not in kinds)
+
+    def _check_host_key(self, transport: paramiko.Transport) -> None:
+        key = transport.get_remote_server_key()
+        blob, kind = key.asbytes(), key.get_name()
+        shown = f"{kind} {known_hosts.fingerprint(blob)}"
+        files = (*self.host.user_known_hosts, *self.host.global_known_hosts)
+        name, *others = self.host.key_names
+        verdict, place = known_hosts.judge(known_hosts.find_keys(files, name), blob)
+        for other in others if verdict == "unknown" else ():
+            # A key known for the host without its port counts, as for OpenSSH; another one says nothing of this port.
+            found, there = known_hosts.judge(known_hosts.find_keys(files, other), blob)
+            verdict, place = (found, there) if found in ("known", "revoked") else (verdict, place)
+        if verdict == "unknown" and self._accept_new and self.host.user_known_hosts:
+            hashed = self.host.hash_known_hosts
+            known_hosts.record(self.host.user_known_hosts[0], name, kind, blob, hashed=hashed)
+            print(f"{self.host}: recorded host key {shown} in {self.host.user_known_hosts[0]}", file=sys.stderr)
+        elif verdict == "unknown":
+            raise SecurityError(
+                f"the host key of {self.host} is not known: {shown}. "
+                f"If that is the board's own, repeat once with: {repeat_command('--accept-new')}"
+            )
+        elif verdict != "known":
+            reason = "is revoked by" if verdict == "revoked" else "is not the one in"
+            raise SecurityError(
+                f"the host key of {self.host}, {shown}, {reason} {place}: someone may be in between. "
+                f"If the board was set up anew: ssh-keygen -f {place.rpartition(':')[0]} -R {shlex.quote(name)}"
+            )
+
+    def _open_session(self) -> paramiko.Channel:
+        transport = self.open()
+        with self._bounded("open a channel"):
+            return transport.open_session(timeout=ANSWER_S)
+
+    def _close_channel(self, channel: paramiko.Channel) -> None:
+        with contextlib.suppress(TasteError), self._bounded("close a channel"):
+            channel.close()
+
+    def _collect(self, channel: paramiko.Channel, arguments: tuple[str, ...], timeout: float) -> RunResult:
+        """Both streams to their ends, then the exit code. A quiet program is fine, a quiet host is not."""
+        until, output, messages = time.monotonic() + timeout, bytearray(), bytearray()
+        while True:
+            if channel.exit_status_ready() and _drained(channel):
+                break
+            left = until - time.monotonic()
+            if left <= 0:
+                raise LinkLostError(
+                    f"{os.path.basename(arguments[0])} on {self.host} did not end within {timeout:.0f} s: stopped. "
+                    "Use a smaller batch size, or see what else the board is doing."
+                )
+            if channel.eof_received:
+                channel.status_event.wait(min(left, _PING_AFTER_S))
+            ready, _, _ = select.select([channel], [], [], min(left, _PING_AFTER_S))
+            got = _receive(channel, output, messages)
+            if not got and (not ready or channel.eof_received) and not channel.exit_status_ready():
+                self._ping()
+        code = channel.recv_exit_status()
+        if code < 0 and not self.open_now:
+            raise LinkLostError(
+                f"the link to {self.host} was cut while {arguments[0]} ran. Check the network and repeat."
+            )
+        # Without an exit code the server reports a signal, which paramiko does not pass on.
+        return RunResult(
+            arguments, code if code >= 0 else 255, output.decode(errors="replace"), messages.decode(errors="replace")
+        )
+
+    @property
+    def open_now(self) -> bool:
+        """Whether the link stands."""
+        return self._transport is not None and self._transport.is_active()
+
+    def _ping(self) -> None:
+        """LinkLostError unless the server itself answers: TCP alone may stand long after it stopped."""
+        transport = self.open() if self.open_now else None
+        with self._bounded("answer"):
+            if transport is None:
+                raise EOFError
+            transport.global_request("keepalive@openssh.com", wait=True)
+            if not transport.is_active():
+                raise EOFError
+
+    @contextlib.contextmanager
+    def _bounded(self, doing: str, seconds: float = ANSWER_S) -> Iterator[_Watch]:
+        """Ends what is inside after `seconds` without progress by closing the link; what is lost is a LinkLostError."""
+        done = threading.Event()
+        watch = _Watch(seconds, done, self)
+        watch.start()
+        try:
+            yield watch
+        except (paramiko.AuthenticationException, paramiko.ssh_exception.IncompatiblePeer) as error:
+            if watch.expired or not self.open_now and isinstance(error, paramiko.AuthenticationException):
+                raise self._lost(doing, watch, error) from error
+            raise
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            if isinstance(error, OSError) and not watch.expired and self.open_now:
+                raise
+            raise self._lost(doing, watch, error) from error
+        finally:
+            done.set()
+        if watch.expired:
+            raise self._lost(doing, watch, None)
+
+    def _lost(self, doing: str, watch: _Watch, error: BaseException | None) -> LinkLostError:
+        if watch.expired:
+            self.close()
+            return LinkLostError(f"no answer from {self.host} for {ANSWER_S:.0f} s to {doing}. Check that it is up.")
+        said = " ".join(str(error).split()).rstrip(".") if error is not None else ""
+        return LinkLostError(f"{self.host} closed the link to {doing}: {said or 'no reason given'}. Check its sshd.")
+
+    @contextlib.contextmanager
+    def _file_calls(self, doing: str, path: str) -> Iterator[tuple[paramiko.SFTPClient, _Watch]]:
+        """SFTP inside a watch. What the server refuses is a FileError or NoSpaceError, a lost link a LinkLostError."""
+        files = self._open_files()
+        with self._bounded(f"{doing} {path}") as watch:
+            try:
+                yield files, watch
+            except OSError as error:
+                if watch.expired or not self.open_now or isinstance(error, TimeoutError):
+                    raise EOFError(str(error)) from error
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise NoSpaceError(f"no space left on {self.host} for {path}. Free some there.") from error
+                said = error.strerror or str(error)
+                raise FileError(f"cannot {doing} {path} on {self.host}: {said}. Check the folder there.") from error
+
+    def _open_files(self) -> paramiko.SFTPClient:
+        if self._files is not None and self.open_now:
+            return self._files
+        channel = self._open_session()
+        # Without its own limit a read or write inside SFTPClient would wait for ever on a cut link.
+        channel.settimeout(ANSWER_S)
+        try:
+            with self._bounded("open SFTP"):
+                channel.invoke_subsystem("sftp")
+                self._files = paramiko.SFTPClient(channel)
+                return self._files
+        except LinkLostError as error:
+            if self.open_now:
+                raise MissingToolError(
+                    f"{self.host} has no SFTP server. On Debian, there: apt-get install openssh-sftp-server."
+                ) from error
+            raise
+
+
+def dial(host: SshHost) -> socket.socket:
+    """A TCP connection whose death the kernel notices within 15 s; every address of the host is tried in turn."""
+    until, last = time.monotonic() + ANSWER_S, ""
+    for family, kind, protocol, _, address in _look_up(host):
+        link = socket.socket(family, kind, protocol)
+        try:
+            link.settimeout(max(0.1, until - time.monotonic()))
+            link.connect(address)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in (
+                ("TCP_KEEPIDLE", 5),
+                ("TCP_KEEPINTVL", 3),
+                ("TCP_KEEPCNT", 3),
+                ("TCP_USER_TIMEOUT", 15000),
+            ):
+                if hasattr(socket, option):
+                    link.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+            return link
+        except OSError as error:
+            link.close()
+            last = (
+                f"no answer within {ANSWER_S:.0f} s"
+                if isinstance(error, TimeoutError)
+                else error.strerror or str(error)
+            )
+    raise LinkLostError(
+        f"cannot reach {host} at {host.address} port {host.port}: {last}. Check that it is up and that sshd runs there."
+    )
+
+
+def _look_up(host: SshHost) -> list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str | int, ...]]]:
+    """Addresses of a host, in bounded time; an unknown name that is no alias either is a wrong --board (2)."""
+    found: list[object] = []
+
+    def ask() -> None:
+        try:
+            found.append(socket.getaddrinfo(host.address, host.port, type=socket.SOCK_STREAM))
+        except OSError as error:
+            found.append(error)
+
+    resolver = threading.Thread(target=ask, daemon=True)
+    resolver.start()
+    resolver.join(ANSWER_S)
+    if not found:
+        raise LinkLostError(f"no name server answered for {host.address} within {ANSWER_S:.0f} s. Check the network.")
+    answer = found[0]
+    if isinstance(answer, list):
+        return answer
+    unknown = isinstance(answer, socket.gaierror) and answer.errno == socket.EAI_NONAME
+    if unknown or "." not in host.address:
+        raise UsageError(
+            f"unknown board {host.name!r}: no host {host.address} is known. "
+            "Known: local, HOST, USER@HOST:PORT, emulated:TARGET, recorded:FILE.json."
+        )
+    raise LinkLostError(f"cannot look up {host.address}: {answer}. Check the network.")
+
+
+def repeat_command(flag: str) -> str:
+    """The command line of this process with one more flag, to be typed again."""
+    program = Path(sys.argv[0] or "taste-edge")
+    start = ["python", "-m", program.parent.name] if program.name == "__main__.py" else [program.name]
+    return shlex.join([*start, *sys.argv[1:], flag])
+
+
+def _receive(channel: paramiko.Channel, output: bytearray, messages: bytearray) -> bool:
+    """Take what has arrived on both streams; whether there was anything."""
+    before = len(output) + len(messages)
+    while channel.recv_ready():
+        output += channel.recv(1 << 16)
+    while channel.recv_stderr_ready():
+        messages += channel.recv_stderr(1 << 16)
+    return len(output) + len(messages) > before
+
+
+def _drained(channel: paramiko.Channel) -> bool:
+    ended = channel.eof_received or channel.closed
+    return bool(ended and not channel.recv_ready() and not channel.recv_stderr_ready())

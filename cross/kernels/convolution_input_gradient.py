@@ -1,0 +1,69 @@
+"""Input gradient of the direct convolution: dx[n, c, h, w] = sum over o, r, s of dy[n, o, p, q] * w[o, c, r, s], where
+p*stride + r*dilation - pad = h. Rows of x are taken by their phase, h modulo stride: all rows of a phase sum over the same
+kernel rows (`taps_of_phase`), so each phase is a correlation of dy with part of the kernel, and nothing is multiplied by zero.
+
+The vector lanes run over input channels here, so the weight is read from a transposed copy, made once a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tvm.script.ir_builder import tirx as T
+
+from cross.graph import Shape
+from cross.kernels.convolution import ConvSpec, phase_extent, taps_of_phase
+from cross.kernels.correlation import Correlation, Phase, correlation
+from cross.kernels.loop_nest import PrimFunc, lanes, store, write_kernel
+from cross.storage import NO_PADS
+from cross.target import Target
+
+
+def transposed_weight_shape(spec: ConvSpec, target: Target) -> Shape:
+    """Physical shape [C blocks, O blocks a group, R, S, o, c] of the copy that `weight_transpose` writes."""
+    out_blocks, in_blocks, rows, columns, depth, width = spec.weight_storage(target).shape
+    return in_blocks * spec.groups, out_blocks // spec.groups, rows, columns, width, depth
+
+
+def weight_transpose(spec: ConvSpec, target: Target) -> PrimFunc:
+    """PrimFunc(w in forward storage, copy of `transposed_weight_shape`): input and output channels exchanged."""
+    shape = transposed_weight_shape(spec, target)
+    in_blocks, out_blocks, rows, columns, width, depth = shape
+    in_group = in_blocks // spec.groups
+    with write_kernel("weight_transpose") as kernel:
+        weight = kernel.tensor("weight", spec.weight_storage(target).shape)
+        copy = kernel.tensor("copy", shape)
+        with T.parallel(in_blocks * out_blocks) as task, T.grid(rows, columns) as (r, s):
+            block, k = task // out_blocks, task % out_blocks
+            group, c = block // in_group, block % in_group
+            for o in range(width):
+                for i in range(depth):
+                    store(copy, (block, k, r, s, o, i), weight[group * out_blocks + k, c, r, s, i, o])
+    return kernel.function
+
+
+def convolution_input_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
+    """PrimFunc(dy stored with `spec.y_pads`, transposed copy of w, dx stored without pads).
+
+    y_pads must be at least `input_gradient_pads(spec)`. Any stride, pad and dilation; rows of x that no output reads get zero."""
+    phases = []
+    for row in range(min(spec.strides[0], spec.height)):
+        for column in range(min(spec.strides[1], spec.width)):
+            taps = [taps_of_phase(spec, axis, phase) for axis, phase in enumerate((row, column))]
+            stored = [replace(tap, offset=tap.offset + spec.y_pads[axis]) for axis, tap in enumerate(taps)]
+            extents = phase_extent(spec.height, row, spec.strides[0]), phase_extent(spec.width, column, spec.strides[1])
+            phases.append(Phase(row, column, *extents, *stored))
+    work = Correlation(
+        name="convolution_input_gradient",
+        source=spec.y_storage(target),
+        weight_shape=transposed_weight_shape(spec, target),
+        destination=spec.x_storage(target, NO_PADS),
+        groups=spec.groups,
+        in_strides=(1, 1),
+        out_strides=spec.strides,
+        phases=tuple(phases),
+    )
+    return correlation(work, target)
+
+
+__all__ = ["convolution_input_gradient", "transposed_weight_shape", "weight_transpose"]

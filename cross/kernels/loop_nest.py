@@ -1,0 +1,91 @@
+"""Kernels written down as loop nests: the few words that `convolution*.py`, `depthwise.py`, `grouped.py` and `dense.py` share.
+
+A kernel is a `tvm.tirx.PrimFunc` over tensors in the storage of `cross/storage.py`; a dimension BATCH is the symbolic batch.
+The loops are written with TVM's IR builder rather than scheduled from a `te.compute`: register tiles of two sizes side by
+side (see `cross/kernels/tiles.py`) need no test inside the inner loop that way, and the unrolled order of loads, which
+decides whether the accumulators stay in registers, is the order in which we write them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from cross.graph import BATCH, Shape
+
+Expr = Any
+"""A TIR expression, or a Python number."""
+
+Buffer = Any
+"""A TIR buffer: a tensor argument, a local array, or a view of one."""
+
+PrimFunc = Any
+"""`tvm.tirx.PrimFunc`."""
+
+
+class Kernel:
+    """A kernel being written: `batch` is its symbolic batch; `function` is there once the `with write_kernel(...)` ends."""
+
+    def __init__(self) -> None:
+        self.batch: Expr = T.int64()
+        self.function: PrimFunc = None
+
+    def tensor(self, name: str, shape: Shape) -> Buffer:
+        """The next argument: a float32 tensor of this physical shape."""
+        return T.arg(name, T.buffer(tuple(self.batch if extent == BATCH else extent for extent in shape), "float32"))
+
+
+@contextmanager
+def write_kernel(name: str) -> Iterator[Kernel]:
+    """Write a PrimFunc called `name`; its arguments do not overlap."""
+    with IRBuilder() as builder:
+        with T.prim_func(s_tir=True):
+            T.func_name(name)
+            T.func_attr({"tirx.noalias": True})
+            kernel = Kernel()
+            yield kernel
+    kernel.function = builder.get()
+
+
+def local(*shape: int) -> Buffer:
+    """A small float32 array of this task: registers where every index is a constant, stack otherwise."""
+    return T.alloc_buffer(shape, "float32", scope="local")
+
+
+def view(buffer: Buffer, *shape: Expr) -> Buffer:
+    """The same elements under another shape."""
+    return T.decl_buffer(shape, "float32", data=buffer.data)
+
+
+def lanes(first: Expr, width: int, stride: int = 1) -> Expr:
+    """Index of `width` elements, one vector."""
+    return T.ramp(first, stride, width) if width > 1 else first
+
+
+def spread(value: Expr, width: int) -> Expr:
+    """A scalar in every lane."""
+    return T.broadcast(value, width) if width > 1 else value
+
+
+def zeros(width: int) -> Expr:
+    return spread(T.float32(0), width)
+
+
+def store(buffer: Buffer, index: tuple[Expr, ...], value: Expr) -> None:
+    T.buffer_store(buffer, value, list(index))
+
+
+def add_to(buffer: Buffer, index: tuple[Expr, ...], value: Expr) -> None:
+    """buffer[index] += value: one fused multiply-add where `value` is a product."""
+    T.buffer_store(buffer, buffer[index] + value, list(index))
+
+
+@contextmanager
+def when(condition: Expr) -> Iterator[None]:
+    """The body runs where `condition` holds; a Python bool decides while the kernel is written."""
+    with T.If(condition), T.Then():
+        yield

@@ -1,0 +1,105 @@
+"""Direct convolution kernels against float64 numpy: every shape class, batches 1 to 3, storage invariants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cross.kernels.convolution import ConvSpec, convolution_class, flops
+from cross.kernels.convolution_forward import convolution_forward
+from cross.kernels.convolution_input_gradient import (
+    convolution_input_gradient,
+    transposed_weight_shape,
+    weight_transpose,
+)
+from cross.kernels.convolution_weight_gradient import convolution_weight_gradient
+from cross.storage import NO_PADS
+from tests import convolution_reference as reference
+from tests.kernel_tensors import HOST, Runner, canonical, empty, relative_error, stored
+
+SHAPES = {
+    "3x3": ConvSpec(16, 32, 8, 8, (3, 3), pads=(1, 1, 1, 1)),
+    "3x3 on 4x4": ConvSpec(32, 24, 4, 4, (3, 3), pads=(1, 1, 1, 1)),
+    "3x3 long rows": ConvSpec(8, 16, 3, 37, (3, 3), pads=(1, 1, 1, 1)),
+    "3x3 stride 2": ConvSpec(16, 16, 8, 8, (3, 3), (2, 2), (1, 1, 1, 1)),
+    "3x3 stride 2 odd": ConvSpec(16, 16, 9, 7, (3, 3), (2, 2), (1, 1, 1, 1)),
+    "3x3 stride 2 no pad, rows unread": ConvSpec(8, 8, 8, 10, (3, 3), (2, 2)),
+    "1x1": ConvSpec(24, 40, 7, 7, (1, 1)),
+    "1x1 stride 2": ConvSpec(16, 32, 8, 8, (1, 1), (2, 2)),
+    "1x1 stride 2 odd": ConvSpec(16, 8, 7, 9, (1, 1), (2, 2)),
+    "1x1 image": ConvSpec(16, 24, 1, 1, (1, 1)),
+    "3x3 on 1x1": ConvSpec(8, 8, 1, 1, (3, 3), pads=(1, 1, 1, 1)),
+    "stem": ConvSpec(3, 16, 9, 9, (3, 3), pads=(1, 1, 1, 1)),
+    "stem 7x7 stride 2": ConvSpec(3, 16, 20, 22, (7, 7), (2, 2), (3, 3, 3, 3)),
+    "one channel": ConvSpec(1, 8, 6, 5, (5, 5), pads=(2, 2, 2, 2)),
+    "one channel out": ConvSpec(8, 1, 5, 5, (3, 3), pads=(1, 1, 1, 1)),
+    "5x5": ConvSpec(8, 16, 6, 6, (5, 5), pads=(2, 2, 2, 2)),
+    "channels not filling blocks": ConvSpec(12, 20, 5, 6, (3, 3), pads=(1, 1, 1, 1)),
+    "few channels each side": ConvSpec(5, 3, 5, 6, (3, 3), pads=(1, 1, 1, 1)),
+    "kernel 1x3, stride 1x2": ConvSpec(8, 8, 5, 6, (1, 3), (1, 2), (0, 1, 0, 1)),
+    "kernel 2x2 stride 3": ConvSpec(8, 8, 10, 8, (2, 2), (3, 3)),
+    "pads wider than the kernel": ConvSpec(8, 8, 4, 5, (3, 3), (2, 2), (3, 4, 4, 3)),
+    "uneven pads": ConvSpec(8, 16, 6, 6, (3, 3), (2, 2), (0, 0, 1, 1)),
+    "dilated": ConvSpec(8, 16, 9, 8, (3, 3), pads=(2, 2, 2, 2), dilations=(2, 2)),
+    "dilated stride 2": ConvSpec(8, 8, 9, 9, (3, 3), (2, 2), (2, 2, 2, 2), (2, 2)),
+    "dilation 3 stride 2": ConvSpec(8, 8, 11, 12, (3, 3), (2, 2), (3, 3, 3, 3), (3, 3)),
+    "dilation 2 stride 4": ConvSpec(8, 8, 14, 13, (3, 3), (4, 4), (1, 1, 1, 1), (2, 2)),
+    "two groups": ConvSpec(32, 48, 5, 5, (3, 3), pads=(1, 1, 1, 1), groups=2),
+    "11x11 stride 4": ConvSpec(3, 8, 31, 31, (11, 11), (4, 4), (2, 2, 2, 2)),
+}
+TOLERANCE = 1e-6
+
+
+def _random(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _tensors(spec: ConvSpec, batch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    x = _random((batch, spec.in_channels, spec.height, spec.width), 1)
+    w = _random(spec.weight_shape, 2)
+    return x, w, _random((batch, spec.out_channels, spec.out_height, spec.out_width), 3)
+
+
+def check(spec: ConvSpec) -> None:
+    """Forward pass and both gradients at batches 1 to 3; whatever is stored outside the tensors must come out zero."""
+    assert convolution_class(spec, HOST) == "direct"
+    forward = Runner(convolution_forward(spec, HOST))
+    transpose = Runner(weight_transpose(spec, HOST))
+    input_gradient = Runner(convolution_input_gradient(spec, HOST))
+    weight_gradient = Runner(convolution_weight_gradient(spec, HOST))
+    x_stored, y_stored = spec.x_storage(HOST), spec.y_storage(HOST)
+    x_plain, y_plain, w_storage = spec.x_storage(HOST, NO_PADS), spec.y_storage(HOST, NO_PADS), spec.weight_storage(HOST)
+    for batch in (1, 2, 3):
+        x, w, dy = _tensors(spec, batch)
+        y = canonical(forward(stored(x, x_stored), stored(w, w_storage), empty(y_plain, batch)), y_plain)
+        assert relative_error(y, reference.forward(spec, x, w)) < TOLERANCE
+        copy = transpose(stored(w, w_storage), np.full(transposed_weight_shape(spec, HOST), np.nan, np.float32))
+        dx = canonical(input_gradient(stored(dy, y_stored), copy, empty(x_plain, batch)), x_plain)
+        assert relative_error(dx, reference.input_gradient(spec, dy, w)) < TOLERANCE
+        dw = canonical(weight_gradient(stored(x, x_stored), stored(dy, y_stored), empty(w_storage, batch)), w_storage)
+        assert relative_error(dw, reference.weight_gradient(spec, x, dy)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_kernels_agree_with_numpy(name: str) -> None:
+    check(SHAPES[name].with_needed_pads())
+
+
+@pytest.mark.parametrize("name", ["3x3", "3x3 stride 2 odd", "stem"])
+def test_storages_may_be_padded_wider_than_needed(name: str) -> None:
+    spec = SHAPES[name].with_needed_pads()
+    top, left, bottom, right = spec.x_pads
+    y_top, y_left, y_bottom, y_right = spec.y_pads
+    check(
+        replace(
+            spec,
+            x_pads=(top + 1, left + 2, bottom, right + 3),
+            y_pads=(y_top + 2, y_left, y_bottom + 1, y_right + 1),
+        )
+    )
+
+
+def test_flops_count_multiplies_and_adds() -> None:
+    assert flops(ConvSpec(64, 64, 32, 32, (3, 3), pads=(1, 1, 1, 1))) == 2 * 64 * 64 * 9 * 32 * 32

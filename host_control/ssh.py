@@ -15,10 +15,8 @@ import errno
 import logging
 import os
 import select
-import shlex
 import socket
 import stat
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -33,14 +31,14 @@ from cross.errors import (
     LinkLostError,
     MissingToolError,
     NoSpaceError,
-    SecurityError,
     TasteError,
     UsageError,
 )
-from host_control import known_hosts
 from host_control.boards.connection import ANSWER_S, RunResult, shell_line, tied_arguments
 from host_control.ssh_auth import Ask, ask_terminal, authenticate
+from host_control.ssh_dial import dial
 from host_control.ssh_host import SshHost, resolve_host
+from host_control.ssh_host_key import check_host_key, known_kinds
 
 _PING_AFTER_S = 4.0
 _BLOCK_BYTES = 32 << 10
@@ -155,12 +153,14 @@ class Connection:
             self._close_channel(channel)
 
     def put(self, source: Path, path: str, *, offset: int = 0) -> int:
-        """As in host_control.boards.connection: returns the bytes sent; a cut leaves what had arrived."""
+        """As in host_control.boards.connection: returns the bytes sent; a cut leaves what had arrived.
+
+        Every block is answered before the next: paramiko's pipelined writes drop the server's errors.
+        """
         sent = 0
-        with self._file_calls("write", path) as (files, watch), source.open("rb") as reader:
+        with source.open("rb") as reader, self._file_calls("write", path) as (files, watch):
             reader.seek(offset)
             with files.open(os.fsencode(path), "r+" if offset else "w") as writer:
-                writer.set_pipelined(True)
                 writer.seek(offset)
                 while block := reader.read(_BLOCK_BYTES):
                     writer.write(block)
@@ -170,7 +170,7 @@ class Connection:
 
     def get(self, path: str, destination: Path) -> None:
         """Fetch one file."""
-        with self._file_calls("read", path) as (files, watch), destination.open("wb") as writer:
+        with destination.open("wb") as writer, self._file_calls("read", path) as (files, watch):
             with files.open(os.fsencode(path), "r") as reader:
                 reader.prefetch(reader.stat().st_size)
                 while block := reader.read(_BLOCK_BYTES):
@@ -227,7 +227,9 @@ class Connection:
             with self._bounded("exchange keys"):
                 transport = self._transport = paramiko.Transport(self._socket)
                 transport.banner_timeout = transport.auth_timeout = transport.channel_timeout = ANSWER_S
-                self._prefer_known_kinds(transport)
+                options, known = transport.get_security_options(), known_kinds(self.host)
+                # Another kind of key of the same host would look like a change.
+                options.key_types = sorted(options.key_types, key=lambda kind: kind not in known)
                 transport.start_client(timeout=ANSWER_S)
                 transport.get_remote_server_key()
         except paramiko.ssh_exception.IncompatiblePeer as error:
@@ -245,43 +247,9 @@ class Connection:
             self._gateway.host = replace(self._gateway.host, jumps=tuple(before))
         return self._gateway.forward(self.host.address, self.host.port)
 
-    def _known_keys(self) -> list[known_hosts.KnownKey]:
-        files = (*self.host.user_known_hosts, *self.host.global_known_hosts)
-        return [key for name in self.host.key_names for key in known_hosts.find_keys(files, name)]
-
-    def _prefer_known_kinds(self, transport: paramiko.Transport) -> None:
-        """Ask for the kinds of key that the host is known by: another kind would look like a change."""
-        kinds = {key.kind for key in self._known_keys() if not key.revoked}
-        kinds |= {"rsa-sha2-512", "rsa-sha2-256"} if "ssh-rsa" in kinds else set()
-        options = transport.get_security_options()
-        options.key_types = sorted(options.key_types, key=lambda kind: kind not in kinds)
-
     def _check_host_key(self, transport: paramiko.Transport) -> None:
         key = transport.get_remote_server_key()
-        blob, kind = key.asbytes(), key.get_name()
-        shown = f"{kind} {known_hosts.fingerprint(blob)}"
-        files = (*self.host.user_known_hosts, *self.host.global_known_hosts)
-        name, *others = self.host.key_names
-        verdict, place = known_hosts.judge(known_hosts.find_keys(files, name), blob)
-        for other in others if verdict == "unknown" else ():
-            # A key known for the host without its port counts, as for OpenSSH; another one says nothing of this port.
-            found, there = known_hosts.judge(known_hosts.find_keys(files, other), blob)
-            verdict, place = (found, there) if found in ("known", "revoked") else (verdict, place)
-        if verdict == "unknown" and self._accept_new and self.host.user_known_hosts:
-            hashed = self.host.hash_known_hosts
-            known_hosts.record(self.host.user_known_hosts[0], name, kind, blob, hashed=hashed)
-            print(f"{self.host}: recorded host key {shown} in {self.host.user_known_hosts[0]}", file=sys.stderr)
-        elif verdict == "unknown":
-            raise SecurityError(
-                f"the host key of {self.host} is not known: {shown}. "
-                f"If that is the board's own, repeat once with: {repeat_command('--accept-new')}"
-            )
-        elif verdict != "known":
-            reason = "is revoked by" if verdict == "revoked" else "is not the one in"
-            raise SecurityError(
-                f"the host key of {self.host}, {shown}, {reason} {place}: someone may be in between. "
-                f"If the board was set up anew: ssh-keygen -f {place.rpartition(':')[0]} -R {shlex.quote(name)}"
-            )
+        check_host_key(self.host, key.get_name(), key.asbytes(), accept_new=self._accept_new)
 
     def _open_session(self) -> paramiko.Channel:
         transport = self.open()
@@ -395,71 +363,6 @@ class Connection:
                     f"{self.host} has no SFTP server. On Debian, there: apt-get install openssh-sftp-server."
                 ) from error
             raise
-
-
-def dial(host: SshHost) -> socket.socket:
-    """A TCP connection whose death the kernel notices within 15 s; every address of the host is tried in turn."""
-    until, last = time.monotonic() + ANSWER_S, ""
-    for family, kind, protocol, _, address in _look_up(host):
-        link = socket.socket(family, kind, protocol)
-        try:
-            link.settimeout(max(0.1, until - time.monotonic()))
-            link.connect(address)
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in (
-                ("TCP_KEEPIDLE", 5),
-                ("TCP_KEEPINTVL", 3),
-                ("TCP_KEEPCNT", 3),
-                ("TCP_USER_TIMEOUT", 15000),
-            ):
-                if hasattr(socket, option):
-                    link.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-            return link
-        except OSError as error:
-            link.close()
-            last = (
-                f"no answer within {ANSWER_S:.0f} s"
-                if isinstance(error, TimeoutError)
-                else error.strerror or str(error)
-            )
-    raise LinkLostError(
-        f"cannot reach {host} at {host.address} port {host.port}: {last}. Check that it is up and that sshd runs there."
-    )
-
-
-def _look_up(host: SshHost) -> list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str | int, ...]]]:
-    """Addresses of a host, in bounded time; an unknown name that is no alias either is a wrong --board (2)."""
-    found: list[object] = []
-
-    def ask() -> None:
-        try:
-            found.append(socket.getaddrinfo(host.address, host.port, type=socket.SOCK_STREAM))
-        except OSError as error:
-            found.append(error)
-
-    resolver = threading.Thread(target=ask, daemon=True)
-    resolver.start()
-    resolver.join(ANSWER_S)
-    if not found:
-        raise LinkLostError(f"no name server answered for {host.address} within {ANSWER_S:.0f} s. Check the network.")
-    answer = found[0]
-    if isinstance(answer, list):
-        return answer
-    unknown = isinstance(answer, socket.gaierror) and answer.errno == socket.EAI_NONAME
-    if unknown or "." not in host.address:
-        raise UsageError(
-            f"unknown board {host.name!r}: no host {host.address} is known. "
-            "Known: local, HOST, USER@HOST:PORT, emulated:TARGET, recorded:FILE.json."
-        )
-    raise LinkLostError(f"cannot look up {host.address}: {answer}. Check the network.")
-
-
-def repeat_command(flag: str) -> str:
-    """The command line of this process with one more flag, to be typed again."""
-    program = Path(sys.argv[0] or "taste-edge")
-    start = ["python", "-m", program.parent.name] if program.name == "__main__.py" else [program.name]
-    return shlex.join([*start, *sys.argv[1:], flag])
 
 
 def _receive(channel: paramiko.Channel, output: bytearray, messages: bytearray) -> bool:

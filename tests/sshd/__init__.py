@@ -1,1 +1,1 @@
-"""A real OpenSSH server on loopback for tests: host keys, configuration and known_hosts of its own, nothing of the user's."""
+"""A real OpenSSH server on loopback: host keys, configuration, known_hosts of its own, nothing of the user's."""

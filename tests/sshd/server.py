@@ -49,7 +49,7 @@ def make_key(path: Path, *, kind: str = "ed25519", passphrase: str = "") -> Path
 
 @contextlib.contextmanager
 def run_sshd(folder: Path, settings: Mapping[str, str] | None = None) -> Iterator[Sshd]:
-    """A server in `folder` until the end of the block; `settings` are lines of sshd_config that come first and so win."""
+    """A server in `folder` until the end of the block; `settings` are lines of sshd_config that win over ours."""
     program = find_sshd()
     assert program is not None
     if os.geteuid() == 0:

@@ -1,0 +1,214 @@
+"""Stage 1 of the line: a model file or a zoo name -> `cross.graph.Model`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from cross.errors import CorruptInputError, TasteError, UnsupportedModelError, UsageError
+from cross.graph import BATCH, Init, Model, Shape, TensorType
+from cross.initialise import initial_value
+from cross.onnx_import.blocks import compute_blocks
+from cross.onnx_import.draft import Draft
+from cross.onnx_import.head import flatten_logits, remove_softmax, replace_classes
+from cross.onnx_import.inits import choose_inits
+from cross.onnx_import.layout import TO_CHANNELS_FIRST, to_channels_first
+from cross.onnx_import.operators import convert, preflight
+from cross.onnx_import.propagate import fold_constants, propagate
+from cross.onnx_import.read import read_model
+from cross.onnx_import.simplify import simplify
+from cross.onnx_import.source import SourceGraph, build_source
+from cross.onnx_import.unfold import unfold_batch_norm as unfold
+from cross.zoo import DEFAULT_CLASSES, ZOO
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+FOLDED_NOTE = (
+    "the model has no batch norm (its exporter may have folded it into the convolutions): "
+    "learning rate 0.01 with warm-up and clipping by default, or --unfold-bn"
+)
+
+
+def load_model(
+    source: str | Path,
+    *,
+    input_shape: Sequence[int] | None = None,
+    classes: int | None = None,
+    input_name: str | None = None,
+    output_name: str | None = None,
+    init: str = "file",
+    seed: int = 0,
+    unfold_batch_norm: Array | None = None,
+) -> Model:
+    """A forward graph from an ONNX file or a zoo name.
+
+    `input_shape`: [C, H, W] of one sample; a file's own where it has one, 3x32x32 for the zoo (resnet18-imagenet
+    3x224x224). `classes`: replaces the last dense layer or 1x1 convolution where its size differs. `input_name`,
+    `output_name`: which, where the file has several; any tensor may be the output. `init`: 'file' keeps the file's weights,
+    'seeded' makes all of them from `seed`; zoo models are always seeded. `unfold_batch_norm`: float32 samples [B, C, H, W];
+    a batch norm set from their statistics is put behind every convolution with a bias, the function unchanged.
+
+    Raises UsageError, CorruptInputError, SecurityError, FileError or UnsupportedModelError, each in one line.
+    """
+    if init not in ("file", "seeded"):
+        raise UsageError(f"unknown init {init!r}. Known: file, seeded.")
+    shape = _checked_shape(input_shape)
+    if classes is not None and classes < 1:
+        raise UsageError(f"{classes} classes. Give 1 or more.")
+    name = str(source)
+    if name in ZOO:
+        zoo = ZOO[name]
+        proto = zoo.build(shape or zoo.default_shape, classes or DEFAULT_CLASSES)
+        model = _import(proto, name, shape, classes, input_name, output_name, "seeded", seed, from_zoo=True)
+    else:
+        path = Path(source)
+        if not path.exists():
+            raise UsageError(f"no model {name!r}: no such file, and not one of {', '.join(sorted(ZOO))}.")
+        try:
+            proto = read_model(path)
+            model = _import(proto, path.stem, shape, classes, input_name, output_name, init, seed, from_zoo=False)
+        except TasteError:
+            raise
+        except Exception as error:  # whatever a broken file provokes in protobuf, numpy or onnx is the file's fault
+            reason = (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")
+            raise CorruptInputError(f"{path} is not a valid ONNX model: {reason}. Export it again.") from error
+    return model if unfold_batch_norm is None else unfold(model, unfold_batch_norm)
+
+
+def _import(
+    proto: onnx.ModelProto,
+    name: str,
+    input_shape: Shape | None,
+    classes: int | None,
+    input_name: str | None,
+    output_name: str | None,
+    init: str,
+    seed: int,
+    *,
+    from_zoo: bool,
+) -> Model:
+    """The line inside the stage; every step is one file of cross/onnx_import."""
+    source = build_source(proto, input_name, output_name)
+    preflight(source.nodes, folded=False)
+    sample_shape = _sample_shape(source, input_shape)
+    source, origins = fold_constants(source)
+    graph = propagate(source, sample_shape, origins)
+    preflight(graph.nodes, folded=True)
+    draft, output = convert(graph, source.input, source.output)
+    draft, output, turned = to_channels_first(draft, output)
+    draft, output = simplify(draft, output)
+    output, softmax = remove_softmax(draft, output)
+    output = flatten_logits(draft, output)
+    fresh: set[str] = set()
+    if classes is not None:
+        draft, fresh = replace_classes(draft, output, classes)
+    draft.prune(output)
+    if not draft.parameters:
+        raise UnsupportedModelError("the model has no weights to train. Choose another --output.")
+    metadata = _metadata(draft, source, softmax, "nhwc" if turned else "nchw")
+    return _finish(draft, output, name, init, seed, fresh, metadata, keep_signal=not from_zoo)
+
+
+def _finish(
+    draft: Draft,
+    output: str,
+    name: str,
+    init: str,
+    seed: int,
+    fresh: set[str],
+    metadata: dict[str, Any],
+    *,
+    keep_signal: bool,
+) -> Model:
+    inits = choose_inits(draft, keep_signal=keep_signal)
+    nodes, blocks = compute_blocks(draft.nodes, draft.input, output)
+    seeded = set(inits) if init == "seeded" else fresh
+    return Model(
+        name=name,
+        nodes=nodes,
+        tensors={tensor: TensorType(tuple(int(d) for d in shape)) for tensor, shape in draft.shapes.items()},
+        input=draft.input,
+        output=output,
+        parameters={k: _value(k, v, inits[k], seed, k in seeded) for k, v in draft.parameters.items()},
+        states={k: _value(k, v, inits[k], seed, k in seeded) for k, v in draft.states.items()},
+        constants={k: np.ascontiguousarray(v, np.float32) for k, v in draft.constants.items()},
+        inits=inits,
+        blocks=blocks,
+        metadata=metadata,
+    )
+
+
+def _value(name: str, array: Array, init: Init, seed: int, seeded: bool) -> Array:
+    return initial_value(name, array.shape, init, seed) if seeded else np.ascontiguousarray(array, np.float32)
+
+
+def _metadata(draft: Draft, source: SourceGraph, softmax: str, input_layout: str) -> dict[str, Any]:
+    """Facts for messages, for defaults of training and for export."""
+    notes = []
+    if softmax:
+        notes.append(f"the trailing {softmax} is taken off for training (the loss contains it); export puts it back")
+    if input_layout == "nhwc":
+        notes.append("the file takes images as height x width x channels; here they are channels x height x width")
+    has_norm = any(node.op == "batch_norm" for node in draft.nodes)
+    readers = draft.consumers()
+    biased = any(
+        reader.op == "add" and any(i in draft.parameters for i in reader.inputs)
+        for node in draft.nodes
+        if node.op == "conv2d"
+        for reader in readers.get(node.outputs[0], [])
+    )
+    if biased and not has_norm:
+        notes.append(FOLDED_NOTE)
+    return {
+        "softmax_removed": bool(softmax),
+        "softmax": softmax,
+        "weight_layout": dict(draft.layouts),
+        "folded_batch_norm": biased and not has_norm,
+        "input_layout": input_layout,
+        "source_input": source.input,
+        "source_output": source.output,
+        "opset": source.opset,
+        "notes": notes,
+    }
+
+
+def _checked_shape(input_shape: Sequence[int] | None) -> Shape | None:
+    if input_shape is None:
+        return None
+    if not input_shape or any(int(d) != d or d < 1 for d in input_shape):
+        raise UsageError(f"input shape {','.join(map(str, input_shape))}: give C,H,W, each 1 or more.")
+    return tuple(int(d) for d in input_shape)
+
+
+def _sample_shape(source: SourceGraph, wanted: Shape | None) -> Shape:
+    """Shape of one sample as the file orders it; `wanted` is [C, H, W]."""
+    declared = source.input_dims[1:]
+    if len(source.input_dims) < 2:
+        raise UnsupportedModelError(
+            f"input {source.input!r} has {len(source.input_dims)} dimensions; the batch and one more are needed. Export again."
+        )
+    if wanted is not None and len(declared) == 3 and len(wanted) == 3 and _channels_last(source):
+        wanted = (*wanted[1:], wanted[0])
+    shape = wanted or tuple(d if d is not None else BATCH for d in declared)
+    if BATCH in shape:
+        listed = ",".join("?" if d is None else str(d) for d in declared)
+        raise UsageError(f"input {source.input!r} has free dimensions ({listed}). Give them with --input-shape C,H,W.")
+    if len(shape) != len(declared):
+        raise UsageError(
+            f"input {source.input!r} takes {len(declared)} dimensions a sample; --input-shape gives {len(shape)}."
+        )
+    return shape
+
+
+def _channels_last(source: SourceGraph) -> bool:
+    """Whether the file's first step on its input is to bring the channels to the front."""
+    readers = [node for node in source.nodes if source.input in node.input]
+    return bool(readers) and all(
+        node.op_type == "Transpose"
+        and any(tuple(a.ints) == TO_CHANNELS_FIRST for a in node.attribute if a.name == "perm")
+        for node in readers
+    )

@@ -241,7 +241,7 @@ def _sync(connection: Connection, path: str) -> None:
 def _command(connection: Connection, arguments: Sequence[str], *, timeout: float | None = None) -> None:
     """A small POSIX command that must succeed; its messages in English so that a full disk is recognised."""
     words = ["env", "LC_ALL=C", *arguments]
-    result = connection.run(words) if timeout is None else connection.run(words, timeout=timeout)
+    result = connection.run(words, timeout=timeout)
     if result.ok:
         return
     said = " ".join(result.stderr.split()).rstrip(".") or f"exit code {result.exit_code}"

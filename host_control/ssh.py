@@ -40,7 +40,7 @@ from host_control.ssh_dial import dial
 from host_control.ssh_host import SshHost, resolve_host
 from host_control.ssh_host_key import check_host_key, known_kinds
 
-_PING_AFTER_S = 4.0
+_QUIET_SHARE = 0.25
 _BLOCK_BYTES = 32 << 10
 _MAX_JUMPS = 8
 
@@ -71,7 +71,8 @@ class _Watch(threading.Thread):
 class Connection:
     """One host. `host` is an alias of ~/.ssh/config or [USER@]HOST[:PORT]; `ssh_config` stands in place of that file.
 
-    `accept_new` records the key of a host that is not known yet. Raises UsageError (2) for what can be no host,
+    `accept_new` records the key of a host that is not known yet; `answer_s` is how long a silent host is waited for.
+    Raises UsageError (2) for what can be no host,
     LinkLostError (17), SecurityError (19) for a host key that is unknown or wrong, AuthenticationError (21).
     """
 
@@ -82,12 +83,14 @@ class Connection:
         accept_new: bool = False,
         ssh_config: Path | None = None,
         ask: Ask = ask_terminal,
+        answer_s: float = ANSWER_S,
     ) -> None:
         self.name = host
         self.host: SshHost = resolve_host(host, ssh_config)
         self._accept_new = accept_new
         self._ssh_config = ssh_config
         self._ask = ask
+        self._answer_s = answer_s
         self._socket: socket.socket | paramiko.Channel | None = None
         self._transport: paramiko.Transport | None = None
         self._files: paramiko.SFTPClient | None = None
@@ -134,7 +137,7 @@ class Connection:
             with contextlib.suppress(Exception):
                 link.close()
 
-    def run(self, arguments: Sequence[str], *, timeout: float = ANSWER_S, tied: bool = False) -> RunResult:
+    def run(self, arguments: Sequence[str], *, timeout: float | None = None, tied: bool = False) -> RunResult:
         """Run a command to its end; the exit code is its own, whatever it is.
 
         LinkLostError after `timeout` seconds, or as soon as the host falls silent; a `tied` command is ended with the
@@ -148,7 +151,7 @@ class Connection:
                 channel.exec_command(os.fsencode(shell_line(words)))
                 if not tied:
                     channel.shutdown_write()
-            return self._collect(channel, tuple(arguments), timeout)
+            return self._collect(channel, tuple(arguments), timeout or self._answer_s)
         finally:
             self._close_channel(channel)
 
@@ -218,7 +221,7 @@ class Connection:
         """A byte stream to another host, as seen from this one."""
         transport = self.open()
         with self._bounded(f"reach {address}:{port}"):
-            return transport.open_channel("direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=ANSWER_S)
+            return transport.open_channel("direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=self._answer_s)
 
     def _negotiate(self) -> paramiko.Transport:
         """A transport whose keys are exchanged, and nothing else: nobody has checked yet who it is."""
@@ -226,11 +229,11 @@ class Connection:
         try:
             with self._bounded("exchange keys"):
                 transport = self._transport = paramiko.Transport(self._socket)
-                transport.banner_timeout = transport.auth_timeout = transport.channel_timeout = ANSWER_S
+                transport.banner_timeout = transport.auth_timeout = transport.channel_timeout = self._answer_s
                 options, known = transport.get_security_options(), known_kinds(self.host)
                 # Another kind of key of the same host would look like a change.
                 options.key_types = sorted(options.key_types, key=lambda kind: kind not in known)
-                transport.start_client(timeout=ANSWER_S)
+                transport.start_client(timeout=self._answer_s)
                 transport.get_remote_server_key()
         except paramiko.ssh_exception.IncompatiblePeer as error:
             raise CompatibilityError(f"{self.host} and this host share no cipher: {error}. Update its sshd.") from error
@@ -238,11 +241,13 @@ class Connection:
 
     def _dial(self) -> socket.socket | paramiko.Channel:
         if not self.host.jumps:
-            return dial(self.host)
+            return dial(self.host, self._answer_s)
         *before, last = self.host.jumps
         if len(before) >= _MAX_JUMPS:
             raise UsageError(f"{self.host} is behind more than {_MAX_JUMPS} jumps. Check ProxyJump in ~/.ssh/config.")
-        self._gateway = Connection(last, accept_new=self._accept_new, ssh_config=self._ssh_config, ask=self._ask)
+        self._gateway = Connection(
+            last, accept_new=self._accept_new, ssh_config=self._ssh_config, ask=self._ask, answer_s=self._answer_s
+        )
         if before:
             self._gateway.host = replace(self._gateway.host, jumps=tuple(before))
         return self._gateway.forward(self.host.address, self.host.port)
@@ -254,7 +259,7 @@ class Connection:
     def _open_session(self) -> paramiko.Channel:
         transport = self.open()
         with self._bounded("open a channel"):
-            return transport.open_session(timeout=ANSWER_S)
+            return transport.open_session(timeout=self._answer_s)
 
     def _close_channel(self, channel: paramiko.Channel) -> None:
         with contextlib.suppress(TasteError), self._bounded("close a channel"):
@@ -262,6 +267,7 @@ class Connection:
 
     def _collect(self, channel: paramiko.Channel, arguments: tuple[str, ...], timeout: float) -> RunResult:
         """Both streams to their ends, then the exit code. A quiet program is fine, a quiet host is not."""
+        quiet_s = self._answer_s * _QUIET_SHARE
         until, output, messages = time.monotonic() + timeout, bytearray(), bytearray()
         while True:
             if channel.exit_status_ready() and _drained(channel):
@@ -273,8 +279,8 @@ class Connection:
                     "Use a smaller batch size, or see what else the board is doing."
                 )
             if channel.eof_received:
-                channel.status_event.wait(min(left, _PING_AFTER_S))
-            ready, _, _ = select.select([channel], [], [], min(left, _PING_AFTER_S))
+                channel.status_event.wait(min(left, quiet_s))
+            ready, _, _ = select.select([channel], [], [], min(left, quiet_s))
             got = _receive(channel, output, messages)
             if not got and (not ready or channel.eof_received) and not channel.exit_status_ready():
                 self._ping()
@@ -304,10 +310,10 @@ class Connection:
                 raise EOFError
 
     @contextlib.contextmanager
-    def _bounded(self, doing: str, seconds: float = ANSWER_S) -> Iterator[_Watch]:
-        """Ends what is inside after `seconds` without progress by closing the link; what is lost is a LinkLostError."""
+    def _bounded(self, doing: str) -> Iterator[_Watch]:
+        """Ends what is inside after a while without progress by closing the link; what is lost is a LinkLostError."""
         done = threading.Event()
-        watch = _Watch(seconds, done, self)
+        watch = _Watch(self._answer_s, done, self)
         watch.start()
         try:
             yield watch
@@ -327,7 +333,9 @@ class Connection:
     def _lost(self, doing: str, watch: _Watch, error: BaseException | None) -> LinkLostError:
         if watch.expired:
             self.close()
-            return LinkLostError(f"no answer from {self.host} for {ANSWER_S:.0f} s to {doing}. Check that it is up.")
+            return LinkLostError(
+                f"no answer from {self.host} for {self._answer_s:.0f} s to {doing}. Check that it is up."
+            )
         said = " ".join(str(error).split()).rstrip(".") if error is not None else ""
         return LinkLostError(f"{self.host} closed the link to {doing}: {said or 'no reason given'}. Check its sshd.")
 
@@ -351,7 +359,7 @@ class Connection:
             return self._files
         channel = self._open_session()
         # Without its own limit a read or write inside SFTPClient would wait for ever on a cut link.
-        channel.settimeout(ANSWER_S)
+        channel.settimeout(self._answer_s)
         try:
             with self._bounded("open SFTP"):
                 channel.invoke_subsystem("sftp")

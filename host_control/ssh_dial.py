@@ -11,10 +11,10 @@ from host_control.boards.connection import ANSWER_S
 from host_control.ssh_host import SshHost
 
 
-def dial(host: SshHost) -> socket.socket:
+def dial(host: SshHost, answer_s: float = ANSWER_S) -> socket.socket:
     """A TCP connection whose death the kernel notices within 15 s; every address of the host is tried in turn."""
-    until, last = time.monotonic() + ANSWER_S, ""
-    for family, kind, protocol, _, address in _look_up(host):
+    until, last = time.monotonic() + answer_s, ""
+    for family, kind, protocol, _, address in _look_up(host, answer_s):
         link = socket.socket(family, kind, protocol)
         try:
             link.settimeout(max(0.1, until - time.monotonic()))
@@ -33,7 +33,7 @@ def dial(host: SshHost) -> socket.socket:
         except OSError as error:
             link.close()
             last = (
-                f"no answer within {ANSWER_S:.0f} s"
+                f"no answer within {answer_s:.0f} s"
                 if isinstance(error, TimeoutError)
                 else error.strerror or str(error)
             )
@@ -42,7 +42,9 @@ def dial(host: SshHost) -> socket.socket:
     )
 
 
-def _look_up(host: SshHost) -> list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str | int, ...]]]:
+def _look_up(
+    host: SshHost, answer_s: float
+) -> list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str | int, ...]]]:
     """Addresses of a host, in bounded time; an unknown name that is no alias either is a wrong --board (2)."""
     found: list[object] = []
 
@@ -54,9 +56,9 @@ def _look_up(host: SshHost) -> list[tuple[socket.AddressFamily, socket.SocketKin
 
     resolver = threading.Thread(target=ask, daemon=True)
     resolver.start()
-    resolver.join(ANSWER_S)
+    resolver.join(answer_s)
     if not found:
-        raise LinkLostError(f"no name server answered for {host.address} within {ANSWER_S:.0f} s. Check the network.")
+        raise LinkLostError(f"no name server answered for {host.address} within {answer_s:.0f} s. Check the network.")
     answer = found[0]
     if isinstance(answer, list):
         return answer

@@ -53,8 +53,8 @@ class Connection(Protocol):
 
     name: str
 
-    def run(self, arguments: Sequence[str], *, timeout: float = ANSWER_S, tied: bool = False) -> RunResult:
-        """Run to the end, at most `timeout` seconds; `tied` ends the program when this side goes away."""
+    def run(self, arguments: Sequence[str], *, timeout: float | None = None, tied: bool = False) -> RunResult:
+        """Run to the end, at most `timeout` seconds (default ANSWER_S); `tied` ends it when this side goes away."""
         ...
 
     def put(self, source: Path, path: str, *, offset: int = 0) -> int:

@@ -26,9 +26,9 @@ class LocalConnection:
     def __init__(self, name: str = "local") -> None:
         self.name = name
 
-    def run(self, arguments: Sequence[str], *, timeout: float = ANSWER_S, tied: bool = False) -> RunResult:
+    def run(self, arguments: Sequence[str], *, timeout: float | None = None, tied: bool = False) -> RunResult:
         """As in Connection. A command that this machine lacks ends with exit code 127, as a shell would say it."""
-        command = tied_arguments(arguments) if tied else list(arguments)
+        command, limit = tied_arguments(arguments) if tied else list(arguments), timeout or ANSWER_S
         try:
             # A session of its own: Ctrl-C in the terminal reaches us alone, and we end the program.
             process = subprocess.Popen(
@@ -43,10 +43,10 @@ class LocalConnection:
             return RunResult(tuple(arguments), code, "", f"{command[0]}: {error.strerror}")
         with process:
             try:
-                stdout, stderr = _communicate(process, timeout)
+                stdout, stderr = _communicate(process, limit)
             except subprocess.TimeoutExpired:
                 raise LinkLostError(
-                    f"{os.path.basename(arguments[0])} on {self.name} did not end within {timeout:.0f} s: stopped. "
+                    f"{os.path.basename(arguments[0])} on {self.name} did not end within {limit:.0f} s: stopped. "
                     "Use a smaller batch size, or see what else the machine is doing."
                 ) from None
             finally:

@@ -62,7 +62,7 @@ docs: $(TESTING)
 
 $(PY):
 	@test -n '$(PYTHON)' || { echo 'error: no Python 3.11, 3.12 or 3.13 on PATH. Install one, or name it: make PYTHON=/path/to/python3.12 ...' >&2; exit 22; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || tests/install-debian-packages python3-venv
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || tests/install-debian-packages python3-venv || true
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo 'error: $(PYTHON) cannot make a virtual environment. Install its venv and ensurepip modules (Debian: python3-venv).' >&2; exit 22; }
 	$(PYTHON) -m venv $(VENV)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cross.errors import CorruptInputError, FileError, NoSpaceError, TasteError, UsageError
-from host_control.boards.connection import Connection, RunResult
+from host_control.connection import Connection, RunResult
 
 PROGRAM = "taste-train"
 DEFAULT_FOLDER = "~/.local/share/taste-edge"
@@ -63,9 +63,17 @@ def upload(connection: Connection, build_dir: Path, folder: str, names: Sequence
     hashes = _hash_build(build_dir, names)
     objects = {name: f"{folder}/objects/{digest}/{name}" for name, digest in hashes.items()}
     _command(connection, ["mkdir", "-p", f"{folder}/deployments", *map(posixpath.dirname, objects.values())])
-    absent = [name for name, path in objects.items() if not _holds(connection, path, build_dir / name, hashes[name])]
+    present = [name for name, path in objects.items() if connection.size(path) == (build_dir / name).stat().st_size]
+    read = _board_sha256(connection, [objects[name] for name in present])
+    absent = [name for name in objects if read.get(objects[name]) != hashes[name]]
     _check_space(connection, folder, sum((build_dir / name).stat().st_size for name in absent))
-    sent = sum(_send(connection, build_dir / name, objects[name], hashes[name]) for name in absent)
+    try:
+        sent = sum(_send(connection, build_dir / name, f"{objects[name]}.part") for name in absent)
+    except (FileError, NoSpaceError):
+        # A full disk should not stay full because of us. After a cut the parts stay, and are resumed.
+        connection.run(["rm", "-f", *(f"{objects[name]}.part" for name in absent)])
+        raise
+    _settle(connection, {objects[name]: hashes[name] for name in absent})
     listing = "".join(f"{digest} {name}\n" for name, digest in sorted(hashes.items()))
     deployment = Deployment(folder, hashlib.sha256(listing.encode()).hexdigest()[:16], hashes[PROGRAM], sent)
     _link_objects(connection, deployment, hashes)
@@ -137,52 +145,61 @@ def _sha256(path: Path, length: int | None = None) -> str:
     return digest.hexdigest()
 
 
-def _holds(connection: Connection, path: str, source: Path, digest: str) -> bool:
-    return connection.size(path) == source.stat().st_size and _board_sha256(connection, path) == digest
-
-
-def _board_sha256(connection: Connection, path: str) -> str:
-    """SHA-256 of a file as the board reads it; fetched and hashed here where the board has no such tool."""
+def _board_sha256(connection: Connection, paths: Sequence[str]) -> dict[str, str]:
+    """SHA-256 of files as the board reads them; fetched and hashed here where the board has no such tool."""
+    if not paths:
+        return {}
     for tool in (["sha256sum"], ["busybox", "sha256sum"]):
-        result = connection.run([*tool, path], timeout=_SLOW_S)
-        # Names with a backslash or a newline are escaped, which the line announces by a backslash in front.
-        if result.ok and (match := re.match(r"\\?([0-9a-f]{64})\b", result.stdout)):
-            return match.group(1)
+        result = connection.run([*tool, *paths], timeout=_SLOW_S)
+        # Names with a backslash or a newline are escaped, which their line announces by a backslash in front.
+        digests = re.findall(r"^\\?([0-9a-f]{64}) ", result.stdout, re.MULTILINE)
+        if result.ok and len(digests) == len(paths):
+            return dict(zip(paths, digests, strict=True))
     with tempfile.TemporaryDirectory(prefix="taste-") as folder:
-        copy = Path(folder) / "copy"
-        connection.get(path, copy)
-        return _sha256(copy)
+        copies = {path: Path(folder) / str(number) for number, path in enumerate(paths)}
+        for path, copy in copies.items():
+            connection.get(path, copy)
+        return {path: _sha256(copy) for path, copy in copies.items()}
 
 
-def _send(connection: Connection, source: Path, path: str, digest: str) -> int:
-    """Send one file under its final name; the bytes that crossed the link."""
-    part, total = f"{path}.part", source.stat().st_size
-    offset = connection.size(part) or 0
-    if offset > total or (offset and _board_sha256(connection, part) != _sha256(source, offset)):
+def _send(connection: Connection, source: Path, part: str) -> int:
+    """Send one file as `part`, on from what an earlier try left there; the bytes that crossed the link."""
+    total, offset = source.stat().st_size, connection.size(part) or 0
+    if offset > total or (offset and _board_sha256(connection, [part])[part] != _sha256(source, offset)):
         offset = 0
     try:
-        sent = connection.put(source, part, offset=offset)
+        return connection.put(source, part, offset=offset)
     except (FileError, NoSpaceError) as error:
         raise _full_disk(connection, part, total, error) from error
-    arrived = _board_sha256(connection, part)
-    if arrived != digest:
-        _command(connection, ["rm", "-f", part])
-        raise FileError(
-            f"{source.name} arrived on {connection.name} with SHA-256 {arrived[:16]}... instead of {digest[:16]}... "
-            "Deploy again; if it stays, check the board's storage."
-        )
-    _command(connection, ["chmod", "755" if source.name in _EXECUTABLE else "644", part])
-    _sync(connection, part)
-    connection.rename(part, path)
-    _sync(connection, posixpath.dirname(path))
-    return sent
+
+
+def _settle(connection: Connection, objects: Mapping[str, str]) -> None:
+    """Give files that arrived as parts their final names: checked, on the disk, then renamed, then the renames too."""
+    if not objects:
+        return
+    parts = {path: f"{path}.part" for path in objects}
+    arrived = _board_sha256(connection, list(parts.values()))
+    for path, part in parts.items():
+        if arrived[part] != objects[path]:
+            _command(connection, ["rm", "-f", *parts.values()])
+            raise FileError(
+                f"{posixpath.basename(path)} arrived on {connection.name} with SHA-256 {arrived[part][:16]}..., not "
+                f"{objects[path][:16]}... Deploy again; if it stays, check the board's storage."
+            )
+    for mode, wanted in (("755", True), ("644", False)):
+        alike = [part for path, part in parts.items() if (posixpath.basename(path) in _EXECUTABLE) == wanted]
+        if alike:
+            _command(connection, ["chmod", mode, *alike])
+    _sync(connection, *parts.values())
+    for path, part in parts.items():
+        connection.rename(part, path)
+    _sync(connection, *map(posixpath.dirname, objects))
 
 
 def _full_disk(connection: Connection, part: str, total: int, error: TasteError) -> TasteError:
-    """What a failed write was; the part is removed, since what is full should not stay so because of us."""
+    """What a failed write was: SFTP says `failure` of a full disk as of anything else."""
     folder = posixpath.dirname(part)
     written, free = connection.size(part) or 0, _free_bytes(connection, folder)
-    connection.run(["rm", "-f", part])
     if isinstance(error, NoSpaceError) or (free is not None and free < total - written):
         return NoSpaceError(
             f"{connection.name} has no space left in {folder}: {_mib(total)} to write, full after {_mib(written)}. "
@@ -231,11 +248,11 @@ def _prune(connection: Connection, folder: str, kept: set[str]) -> None:
         _command(connection, ["rm", "-rf", *surplus], timeout=_SLOW_S)
 
 
-def _sync(connection: Connection, path: str) -> None:
+def _sync(connection: Connection, *paths: str) -> None:
     """To the disk; a `sync` that knows no paths syncs everything, and where there is none nothing can be done."""
-    result = connection.run(["sync", path], timeout=_SLOW_S)
+    result = connection.run(["sync", *paths], timeout=_SLOW_S)
     if result.exit_code not in (0, _NOT_FOUND):
-        raise FileError(f"{connection.name} could not write {path} to its disk: {result.stderr.strip()}. Check it.")
+        raise FileError(f"{connection.name} could not write {paths[0]} to its disk: {result.stderr.strip()}. Check it.")
 
 
 def _command(connection: Connection, arguments: Sequence[str], *, timeout: float | None = None) -> None:

@@ -34,7 +34,7 @@ from cross.errors import (
     TasteError,
     UsageError,
 )
-from host_control.boards.connection import ANSWER_S, RunResult, shell_line, tied_arguments
+from host_control.connection import ANSWER_S, RunResult, shell_line, tied_arguments
 from host_control.ssh_auth import Ask, ask_terminal, authenticate
 from host_control.ssh_dial import dial
 from host_control.ssh_host import SshHost, resolve_host
@@ -156,7 +156,7 @@ class Connection:
             self._close_channel(channel)
 
     def put(self, source: Path, path: str, *, offset: int = 0) -> int:
-        """As in host_control.boards.connection: returns the bytes sent; a cut leaves what had arrived.
+        """As in host_control.connection: returns the bytes sent; a cut leaves what had arrived.
 
         Every block is answered before the next: paramiko's pipelined writes drop the server's errors.
         """
@@ -358,8 +358,8 @@ class Connection:
         if self._files is not None and self.open_now:
             return self._files
         channel = self._open_session()
-        # Without its own limit a read or write inside SFTPClient would wait for ever on a cut link.
-        channel.settimeout(self._answer_s)
+        # The watch comes first and says so; this is for the case that it cannot close the socket.
+        channel.settimeout(2 * self._answer_s)
         try:
             with self._bounded("open SFTP"):
                 channel.invoke_subsystem("sftp")

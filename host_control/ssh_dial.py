@@ -7,7 +7,7 @@ import threading
 import time
 
 from cross.errors import LinkLostError, UsageError
-from host_control.boards.connection import ANSWER_S
+from host_control.connection import ANSWER_S
 from host_control.ssh_host import SshHost
 
 

@@ -16,7 +16,7 @@ from cross.errors import (
     error_for_exit_code,
 )
 from host_control.board import Counters, OperatingPoint, counters_from
-from host_control.boards.connection import RunResult
+from host_control.connection import RunResult
 
 _KILLED = 128 + signal.SIGKILL
 _ILLEGAL_INSTRUCTION = 128 + signal.SIGILL

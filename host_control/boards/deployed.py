@@ -18,7 +18,7 @@ from host_control.boards.bench import (
     last_record,
     read_bench,
 )
-from host_control.boards.connection import Connection, RunResult
+from host_control.connection import Connection, RunResult
 from host_control.deploy import PROGRAM, Deployment, activate, check_executable, remove_all, resolve_folder, upload
 
 _INFO_S = 60.0

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from cross.errors import FileError, LinkLostError, NoSpaceError
 from host_control.boards.bench import BenchSettings
-from host_control.boards.connection import ANSWER_S, RunResult, tied_arguments
 from host_control.boards.deployed import DeployedBoard
+from host_control.connection import ANSWER_S, RunResult, tied_arguments
 
 _BLOCK_BYTES = 1 << 20
 _END_S = 5.0

@@ -42,10 +42,10 @@ def splitmix64(x: int) -> int:
 
 def _splitmix64_array(x: Array) -> Array:
     """`splitmix64` of every element; uint64 arithmetic of numpy wraps round as C's does."""
-    x = x + np.uint64(_GOLDEN)
+    x = np.asarray(x + np.uint64(_GOLDEN))
     x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX_2)
-    return x ^ (x >> np.uint64(31))
+    return np.asarray(x ^ (x >> np.uint64(31)))
 
 
 def uniform(name: str, shape: Shape, scale: float, seed: int) -> Array:
@@ -80,5 +80,5 @@ def default_bound(fan_in: int) -> float:
 
 
 def relu_bound(fan_in: int) -> float:
-    """sqrt(6 / fan_in), uniform with the gain of a ReLU (He et al. 2015): keeps the signal's size without batch norm."""
+    """sqrt(6 / fan_in), the gain of a ReLU (He et al. 2015): keeps the size of the signal without batch norm."""
     return sqrt(6.0 / max(fan_in, 1))

@@ -48,9 +48,9 @@ def load_model(
 
     `input_shape`: [C, H, W] of one sample; a file's own where it has one, 3x32x32 for the zoo (resnet18-imagenet
     3x224x224). `classes`: replaces the last dense layer or 1x1 convolution where its size differs. `input_name`,
-    `output_name`: which, where the file has several; any tensor may be the output. `init`: 'file' keeps the file's weights,
-    'seeded' makes all of them from `seed`; zoo models are always seeded. `unfold_batch_norm`: float32 samples [B, C, H, W];
-    a batch norm set from their statistics is put behind every convolution with a bias, the function unchanged.
+    `output_name`: which, where the file has several; any tensor may be the output. `init`: 'file' keeps the file's
+    weights, 'seeded' makes all of them from `seed`; zoo models are always seeded. `unfold_batch_norm`: float32 samples
+    [B, C, H, W]; a batch norm set from their statistics follows every convolution with a bias, the function unchanged.
 
     Raises UsageError, CorruptInputError, SecurityError, FileError or UnsupportedModelError, each in one line.
     """
@@ -189,7 +189,8 @@ def _sample_shape(source: SourceGraph, wanted: Shape | None) -> Shape:
     declared = source.input_dims[1:]
     if len(source.input_dims) < 2:
         raise UnsupportedModelError(
-            f"input {source.input!r} has {len(source.input_dims)} dimensions; the batch and one more are needed. Export again."
+            f"input {source.input!r} has {len(source.input_dims)} dimensions; the batch and one more are needed. "
+            "Export the model again."
         )
     if wanted is not None and len(declared) == 3 and len(wanted) == 3 and _channels_last(source):
         wanted = (*wanted[1:], wanted[0])

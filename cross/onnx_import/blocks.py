@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from cross.graph import Block, Node
 from cross.onnx_import.infer import WEIGHTED
 
-_INDEXED = re.compile(r"^(.*?[._]?\d+)(?:/|$)")
+_INDEXED = re.compile(r"^(.*?[._]\d+)/")
 _OPERATOR_LEAVES = frozenset(("Conv", "Gemm", "MatMul"))
 
 
@@ -26,12 +27,13 @@ def compute_blocks(
 
     Each block holds at least one convolution or product and ends as late as it can before the next one, so that batch
     norm, activation and pooling stay with the convolution before them. A residual block is one block, as no tensor
-    inside it is the only live one. Neighbours that are one unit to the user (`layers.3/conv1`, `layers.3/conv2`) are joined.
+    inside it is the only live one. Neighbours that are one unit to the user (`layers.3/conv1`, `layers.3/conv2`) are
+    joined.
     """
     cuts = _cut_points(nodes, input_name, output_name)
     weighted = [i for i, node in enumerate(nodes) if node.op in WEIGHTED]
     ends = []
-    for here, following in zip(weighted, weighted[1:], strict=True):
+    for here, following in pairwise(weighted):
         between = [i for i in range(here, following) if i in cuts]
         if between:
             ends.append(between[-1] + 1)
@@ -67,23 +69,22 @@ def _cut_points(nodes: Sequence[Node], input_name: str, output_name: str) -> dic
 def _join_units(nodes: Sequence[Node], spans: list[_Span]) -> list[_Span]:
     """Join neighbours of one weight each that share an indexed scope."""
     joined: list[_Span] = []
+    last = ""
     for span in spans:
-        scope = _unit(nodes, span)
-        if joined and scope and scope == _unit(nodes, joined[-1]):
+        scope = _unit(nodes[span.first : span.end])
+        if scope and scope == last:
             joined[-1] = _Span(joined[-1].first, span.end)
         else:
             joined.append(span)
+        last = scope
     return joined
 
 
-def _unit(nodes: Sequence[Node], span: _Span) -> str:
-    """The scope up to its first index, `layers.3` of `layers.3/conv1`, that all of the span's weights lie in; else ''."""
-    scopes = set()
-    for node in nodes[span.first : span.end]:
-        if node.op in WEIGHTED:
-            match = _INDEXED.match(node.source)
-            scopes.add(match.group(1) if match and "/" in node.source.removeprefix(match.group(1)) else "")
-    return scopes.pop() if len(scopes) == 1 else ""
+def _unit(nodes: Sequence[Node]) -> str:
+    """The scope up to its first index, `layers.3` of `layers.3/conv1`, of a span's only weight; else ''."""
+    weights = [node for node in nodes if node.op in WEIGHTED]
+    match = _INDEXED.match(weights[0].source) if len(weights) == 1 else None
+    return match.group(1) if match else ""
 
 
 def _name(nodes: Sequence[Node]) -> str:
@@ -91,7 +92,7 @@ def _name(nodes: Sequence[Node]) -> str:
     paths = [node.source.strip("/").split("/") for node in nodes if node.op in WEIGHTED]
     paths = paths or [nodes[0].source.strip("/").split("/")]
     parts = []
-    for level in zip(*paths, strict=True):
+    for level in zip(*paths, strict=False):
         if len(set(level)) > 1:
             break
         parts.append(level[0])

@@ -14,7 +14,7 @@ Attrs = Mapping[str, Any]
 
 
 def forward(model: Model, samples: Array) -> Iterator[tuple[Node, list[Array], Array]]:
-    """Every node in order with its inputs and output for `samples` [B, ...]; tensors are dropped after their last use."""
+    """Every node in order, with its inputs and output for `samples` [B, ...]. Tensors go after their last use."""
     last_use = {name: i for i, node in enumerate(model.nodes) for name in node.inputs}
     values: dict[str, Array] = {**model.parameters, **model.states, **model.constants, model.input: samples}
     for index, node in enumerate(model.nodes):

@@ -16,7 +16,7 @@ _BEHIND_CLASSIFIER = UNARY | BINARY | POOLS | REDUCTIONS | {"reshape"}
 
 
 def remove_softmax(draft: Draft, output: str) -> tuple[str, str]:
-    """Take off a softmax over the classes, also one that only reshapes follow. Returns the new output and its kind or ''."""
+    """Take off a softmax over the classes, also before reshapes. Returns the new output and the kind, or ''."""
     producers = {node.outputs[0]: node for node in draft.nodes}
     reshapes: list[Node] = []
     node = producers.get(output)
@@ -64,7 +64,7 @@ def replace_classes(draft: Draft, output: str, classes: int) -> tuple[Draft, set
         node = producers.get(computed[0]) if len(computed) == 1 else None
     if node is None or not _is_classifier(draft, node) or draft.shapes[node.inputs[1]][0] != old:
         raise UnsupportedModelError(
-            f"no dense layer or 1x1 convolution of {old} outputs ends the model, so it cannot be given {classes} classes. "
+            f"no dense layer or 1x1 convolution of {old} outputs ends the model: it cannot have {classes} classes. "
             f"Leave --classes at {old}, or choose another --output."
         )
     fresh = {node.inputs[1]} | {i for n in tail.values() for i in n.inputs if i in draft.parameters}

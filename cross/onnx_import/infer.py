@@ -20,7 +20,7 @@ def output_shape(op: str, inputs: Sequence[Shape], attrs: Attrs) -> Shape:
 def pooled(
     extent: int, kernel: int, stride: int, before: int, after: int, dilation: int = 1, ceil: bool = False
 ) -> int:
-    """Windows along one axis. With `ceil` a last window may overhang, but must start inside the input or its left pad."""
+    """Windows along one axis. With `ceil` the last may overhang, but starts inside the input or the pad before it."""
     span = extent + before + after - (dilation * (kernel - 1) + 1)
     if span < 0:
         raise ValueError(f"a window of {dilation * (kernel - 1) + 1} does not fit into {extent + before + after}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -75,7 +74,7 @@ def _dense(o: Operator, x: str, *, stored_transposed: bool) -> str:
 
 
 def batch_norm(o: Operator) -> str:
-    """BatchNormalization, exported for training or not: statistics are states. ONNX's momentum keeps what PyTorch's replaces."""
+    """BatchNormalization, exported for training or not. ONNX's momentum is what stays, PyTorch's what is replaced."""
     if o.attrs.get("spatial", 1) == 0:
         raise NotConvertible("statistics for each pixel (spatial=0)")
     shape = o.shape()

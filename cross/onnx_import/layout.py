@@ -59,7 +59,7 @@ class _Rewriter:
 
 
 def to_channels_first(draft: Draft, output: str) -> tuple[Draft, str, bool]:
-    """The same function with the views resolved; returns graph, output, and whether the input was turned to [N,C,H,W]."""
+    """The same function, views resolved. Returns graph, output, and whether the input was turned to [N,C,H,W]."""
     new = draft.like()
     turned = _input_is_channels_last(draft)
     rewriter = _Rewriter(draft, new, {})
@@ -166,7 +166,8 @@ def _stored(r: _Rewriter, name: str, perm: Perm) -> str | None:
     if len(old_shape) == 1 and old_shape[0] == 1:
         return name
     table = r.new.parameters if name in r.new.parameters else r.new.constants
-    array = np.transpose(r.old.parameters.get(name, r.old.constants.get(name)).reshape(full), _inverse(perm))[0]
+    stored = (r.old.parameters if name in r.old.parameters else r.old.constants)[name]
+    array = np.transpose(stored.reshape(full), _inverse(perm))[0]
     while array.ndim > 1 and array.shape[0] == 1:
         array = array[0]
     if moved[0] != 1 or (r.new.shapes[name] not in (old_shape, array.shape)):

@@ -119,7 +119,7 @@ class Operator:
 
 
 def read_attributes(node: NodeProto) -> dict[str, Any]:
-    """Attributes as Python values: strings as str, floats as the decimal number that was meant (1e-05, not 9.9999997e-06)."""
+    """Attributes as Python values: strings as str, floats as the decimal number that was meant (1e-05)."""
     values = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     return {name: _plain(value) for name, value in values.items()}
 

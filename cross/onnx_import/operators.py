@@ -109,7 +109,7 @@ def convert(graph: Propagated, input_name: str, output_name: str) -> tuple[Draft
         except NotConvertible as reason:
             refused.append(f"{node.op_type} {display_name(node)!r}: {reason}")
             results = tuple(_placeholder(draft, graph, name) for name in node.output)
-        for name, result in zip(node.output, (results,) if isinstance(results, str) else results, strict=True):
+        for name, result in zip(node.output, (results,) if isinstance(results, str) else results, strict=False):
             tensors[name] = _rename(draft, first, result, name) if name in reserved else result
             if not refused and name in graph.shapes and draft.shapes[tensors[name]] != graph.shapes[name]:
                 refused.append(f"{node.op_type} {display_name(node)!r}: shapes disagree")

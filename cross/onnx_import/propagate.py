@@ -81,7 +81,8 @@ def fold_constants(source: SourceGraph) -> tuple[SourceGraph, dict[str, str]]:
 def propagate(source: SourceGraph, sample_shape: Shape, origins: Mapping[str, str]) -> Propagated:
     """Symbolic shapes of a folded graph whose input is [BATCH, *sample_shape].
 
-    Raises UnsupportedModelError where a tensor mixes the batch with something else, CorruptInputError where shapes clash.
+    Raises UnsupportedModelError where a tensor mixes the batch with another dimension, CorruptInputError where shapes
+    clash.
     """
     declared = source.input_dims[0] if source.input_dims else None
     baked = _try_run(source, declared or 1, sample_shape)
@@ -154,7 +155,7 @@ def _infer(node: NodeProto, run: _Run, source: SourceGraph, batch: int, baked: S
 
 
 def _unbaked(node: NodeProto, run: _Run, batch: int, baked: Shapes, source: SourceGraph) -> tuple[int, ...] | None:
-    """The shape of a Reshape whose constant names the file's batch size, at another batch; None for any other Reshape."""
+    """What a Reshape whose constant names the file's batch size means at another; None for any other Reshape."""
     target = source.constants.get(node.input[1]) if len(node.input) > 1 else None
     before, after = baked.get(node.input[0]), baked.get(node.output[0])
     if target is None or target.size == 0 or not before or not after:
@@ -175,7 +176,7 @@ def _shape_value(node: NodeProto, dims: tuple[int, ...]) -> Array:
 
 
 def _evaluate(node: NodeProto, values: Mapping[str, Array], opset: int) -> dict[str, Array]:
-    """The node's outputs, by onnx's reference implementation. Sizes are checked first: a small file can ask for a lot."""
+    """The node's outputs, by onnx's reference implementation. Sizes first: a small file can ask for a lot."""
     if node.op_type == "ConstantOfShape":
         return {node.output[0]: _constant_of_shape(node, values)}
     _refuse_huge(node, values)
@@ -253,9 +254,7 @@ def _symbolic(first: tuple[int, ...] | None, second: tuple[int, ...] | None, nod
     if not moving:
         raise UnsupportedModelError(f"{where}: its output {list(first)} has no batch dimension. Keep the batch first.")
     if len(moving) > 1:
-        raise UnsupportedModelError(
-            f"{where}: its output grows with the square of the batch. Such models are not trained."
-        )
+        raise UnsupportedModelError(f"{where}: its output grows with the square of the batch, which is not trained.")
     if moving != [0] or (first[0], second[0]) != BATCHES:
         raise UnsupportedModelError(
             f"{where}: its output mixes the batch with another dimension ({list(first)} at batch {BATCHES[0]}). "

@@ -1,11 +1,10 @@
-"""Read an ONNX file that may be broken or hostile: nothing outside its folder is opened, memory follows the file's size."""
+"""Read an ONNX file that may be broken or hostile: nothing outside its folder is opened."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError
 from onnx.external_data_helper import _get_all_tensors, load_external_data_for_model
 
 from cross.errors import CorruptInputError, FileError, SecurityError
@@ -39,7 +38,7 @@ def read_model(path: Path) -> onnx.ModelProto:
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
-    except (DecodeError, RuntimeError) as error:
+    except Exception as error:  # protobuf has errors of its own, some of them RuntimeError
         raise _not_onnx(path, len(data), "it does not parse") from error
     if not model.graph.node or not model.graph.output or not model.opset_import:
         raise _not_onnx(path, len(data), "it holds no graph")
@@ -86,7 +85,7 @@ def _check_location(tensor: onnx.TensorProto, folder: Path, path: Path) -> None:
     outside = Path(location).is_absolute() or ".." in Path(location).parts or "\\" in location or "\0" in location
     if outside or not target.resolve().is_relative_to(folder.resolve()):
         raise SecurityError(
-            f"{path}: weights file {location!r} is outside the model's folder. Put it beside the model and export again."
+            f"{path}: weights file {location!r} is outside the model's folder. Export with the data beside the model."
         )
     if not target.is_file():
         raise CorruptInputError(f"{path}: its weights file {location} is missing. Copy it beside the model.")
@@ -99,7 +98,7 @@ def _check_location(tensor: onnx.TensorProto, folder: Path, path: Path) -> None:
     size = target.stat().st_size
     if offset < 0 or length < 0 or offset + length > size:
         raise CorruptInputError(
-            f"{path}: tensor {tensor.name!r} ends at byte {offset + length} of {location}, which has {size}. Copy it again."
+            f"{path}: {tensor.name!r} ends at byte {offset + length} of {location} ({size} bytes). Copy it again."
         )
 
 

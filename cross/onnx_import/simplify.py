@@ -1,4 +1,4 @@
-"""Clean-up of a converted graph, the function unchanged: padding moves into convolutions, x * sigmoid(x) becomes SiLU."""
+"""Clean-up with the function unchanged: padding moves into convolutions, x * sigmoid(x) becomes SiLU."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 from onnx import NodeProto, TensorProto, numpy_helper
 
 from cross.errors import CorruptInputError, UnsupportedModelError, UsageError
@@ -50,9 +51,7 @@ def build_source(model: onnx.ModelProto, input_name: str | None, output_name: st
     """
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
     if opset < OLDEST_OPSET:
-        raise UnsupportedModelError(
-            f"opset {opset} is older than {OLDEST_OPSET}. Export again at opset 13 or newer, or use onnx.version_converter."
-        )
+        raise UnsupportedModelError(f"opset {opset} is older than {OLDEST_OPSET}. Export again at opset 13 or newer.")
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     graph = model.graph
@@ -100,7 +99,7 @@ def _single_precision_cast(node: NodeProto) -> NodeProto:
 
 def _choose_output(graph: onnx.GraphProto, nodes: Iterable[NodeProto], output_name: str | None) -> str:
     """The graph's output, or any tensor of it by name."""
-    names = [value.name for value in graph.output]
+    names = [str(value.name) for value in graph.output]
     if output_name is not None:
         if output_name not in names and not any(output_name in node.output for node in nodes):
             raise UsageError(f"the model has no output {output_name!r}. It has: {', '.join(names)}.")
@@ -140,11 +139,11 @@ def _dims(value: onnx.ValueInfoProto) -> tuple[int | None, ...]:
 def _between(nodes: list[NodeProto], available: set[str], output: str) -> list[NodeProto]:
     """Nodes that the output depends on, sorted so that every tensor is made before it is used."""
     producer: dict[str, NodeProto] = {}
-    for node in nodes:
-        for name in filter(None, node.output):
+    for made in nodes:
+        for name in filter(None, made.output):
             if name in producer or name in available:
                 raise CorruptInputError(f"tensor {name!r} is made twice. The file is broken: export it again.")
-            producer[name] = node
+            producer[name] = made
     order: list[NodeProto] = []
     state: dict[int, int] = {}
     stack: list[tuple[str, bool]] = [(output, False)]

@@ -7,6 +7,7 @@ Weights are ConstantOfShape nodes, so a model is a few kilobytes whatever its si
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -91,7 +92,7 @@ class GraphBuilder:
         graph = helper.make_graph(self._nodes, name, [self._input], [value], self._initializers)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="taste-edge")
 
-    def _node(self, op: str, inputs: Sequence[str], name: str, **attrs: object) -> str:
+    def _node(self, op: str, inputs: Sequence[str], name: str, **attrs: Any) -> str:
         self._nodes.append(helper.make_node(op, inputs, [name], name=name, **attrs))
         return name
 

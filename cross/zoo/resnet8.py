@@ -1,6 +1,6 @@
 """ResNet-8 of MLPerf Tiny (Banbury et al. 2021): three stacks of one residual block, 16, 32 and 64 channels.
 
-Convolutions that a batch norm follows have no bias (it would have no effect); the 1x1 shortcuts, without batch norm, do.
+Convolutions before a batch norm have no bias (it would have no effect); the 1x1 shortcuts, without batch norm, do.
 """
 
 from __future__ import annotations

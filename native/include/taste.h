@@ -282,7 +282,11 @@ taste_status taste_session_update(taste_session *session, taste_parameters *para
 taste_status taste_session_step(taste_session *session, taste_parameters *parameters, uint32_t program, uint32_t batch_size,
                                 const void *x, const void *y, const taste_hyper *hyper, taste_step *out_step);
 
-/* load and forward of an inference program; logits float32 [batch_size, classes]. */
+/* load and forward, with their times. */
+taste_status taste_session_infer(taste_session *session, taste_parameters *parameters, uint32_t program, uint32_t batch_size,
+                                 const void *x, taste_step *out_step);
+
+/* taste_session_infer, and the output: logits float32 [batch_size, classes]. */
 taste_status taste_session_predict(taste_session *session, taste_parameters *parameters, uint32_t program,
                                    uint32_t batch_size, const void *x, float *out_logits);
 

@@ -279,11 +279,23 @@ taste_status taste_session_step(taste_session *session, taste_parameters *parame
     return status;
 }
 
-taste_status taste_session_predict(taste_session *session, taste_parameters *parameters, uint32_t program,
-                                   uint32_t batch_size, const void *x, float *out_logits) {
+taste_status taste_session_infer(taste_session *session, taste_parameters *parameters, uint32_t program, uint32_t batch_size,
+                                 const void *x, taste_step *out_step) {
+    *out_step = (taste_step){0};
+    uint64_t start = taste_now_ns();
     taste_status status = taste_session_load(session, program, batch_size, x, NULL);
+    uint64_t loaded = taste_now_ns();
+    out_step->load_ns = loaded - start;
     if (status != TASTE_STATUS_OK) return status;
     status = taste_session_run(session, parameters, program, TASTE_RUN_FORWARD, 0, session->model->block_count, batch_size);
+    out_step->forward_ns = taste_now_ns() - loaded;
+    return status;
+}
+
+taste_status taste_session_predict(taste_session *session, taste_parameters *parameters, uint32_t program,
+                                   uint32_t batch_size, const void *x, float *out_logits) {
+    taste_step ignored;
+    taste_status status = taste_session_infer(session, parameters, program, batch_size, x, &ignored);
     if (status != TASTE_STATUS_OK) return status;
     const taste_tensor *logits = &session->model->tensors[session->model->programs[program].output];
     taste_layout_gather(logits, batch_size, 0, taste_layout_count(logits, batch_size),

@@ -247,7 +247,7 @@ taste_status taste_safetensors_open(const void *prefix, size_t prefix_bytes, uin
     *out_needed_bytes = LENGTH_BYTES;
     if (prefix_bytes < LENGTH_BYTES) return TASTE_STATUS_DOES_NOT_FIT;
     for (int i = LENGTH_BYTES; i-- > 0;) length = length << 8 | bytes[i];
-    if (length > TASTE_SAFETENSORS_MAX_HEADER_BYTES || length > file_bytes - LENGTH_BYTES) {
+    if (length < 2 || length > TASTE_SAFETENSORS_MAX_HEADER_BYTES || length > file_bytes - LENGTH_BYTES) {
         return taste_fail(out_error, TASTE_STATUS_CORRUPT,
                           "a safetensors header of %llu bytes in a file of %llu. Copy the file again.",
                           (unsigned long long)length, (unsigned long long)file_bytes);

@@ -1,0 +1,103 @@
+/* taste-train info: what this build is, and its memory as a closed form. */
+#include "error.h"
+#include "footprint.h"
+#include "json.h"
+#include "taint.h"
+#include "trainer.h"
+#include "verbs.h"
+
+#ifndef TASTE_VERSION
+#define TASTE_VERSION "unversioned"
+#endif
+
+static void list_features(const char *features) {
+    json_open("features", '[');
+    while (*features != 0) {
+        char name[64];
+        size_t length = 0;
+        while (*features == ' ') features++;
+        while (*features != 0 && *features != ' ' && length + 1 < sizeof name) name[length++] = *features++;
+        name[length] = 0;
+        if (length > 0) json_element_text(name);
+    }
+    json_close(']');
+}
+
+static void list_names(const taste_model *model, const taste_model_facts *facts) {
+    json_open("input_shape", '[');
+    for (uint32_t d = 0; d < facts->input_dims; d++) json_element_count(facts->input_shape[d]);
+    json_close(']');
+    json_open("blocks", '[');
+    for (uint32_t b = 0; b < facts->block_count; b++) {
+        taste_block_facts block;
+        (void)taste_model_block(model, 0, b, &block);
+        json_element_text(block.name);
+    }
+    json_close(']');
+    json_open("segments", '[');
+    for (uint32_t s = 0; s < facts->segment_count; s++) json_element_text(taste_model_segment_name(model, s));
+    json_close(']');
+}
+
+static taste_status list_programs(const options *options, const taste_model *model, const taste_model_facts *facts,
+                                  taste_error *error) {
+    uint32_t threads = trainer_threads(options);
+    json_open("programs", '{');
+    for (uint32_t p = 0; p < facts->program_count; p++) {
+        taste_program_facts program;
+        footprint_line line;
+        (void)taste_model_program(model, p, &program);
+        taste_status status = footprint_line_of(model, p, threads, options->effective_batch > options->batch_size, &line, error);
+        if (status != TASTE_STATUS_OK) return status;
+        json_open(program.name, '{');
+        json_count("fixed_bytes", line.fixed_bytes);
+        json_count("per_sample_bytes", line.per_sample_bytes);
+        json_close('}');
+    }
+    json_close('}');
+    json_count("threads", threads);
+    return TASTE_STATUS_OK;
+}
+
+/* With a batch size: what a run of it will take. */
+static taste_status plan_one(const options *options, const taste_model *model, taste_error *error) {
+    const char *name = options->program != NULL ? options->program : "train";
+    int accumulate = options->effective_batch > options->batch_size;
+    uint32_t program;
+    footprint plan;
+    if (options->batch_size == 0) return TASTE_STATUS_OK;
+    if (taste_model_find_program(model, name, &program) != TASTE_STATUS_OK) {
+        return taste_fail(error, TASTE_STATUS_USAGE, "no program '%.60s' in this build. Use one that info lists.", name);
+    }
+    taste_status status =
+        footprint_of(model, program, options->batch_size, trainer_threads(options), accumulate, &plan, error);
+    if (status != TASTE_STATUS_OK) return status;
+    json_count("batch_size", options->batch_size);
+    json_count("planned_bytes", plan.planned_bytes);
+    return TASTE_STATUS_OK;
+}
+
+taste_status verb_info(const options *options, taste_error *error) {
+    const taste_model *model = taste_model_get();
+    taste_model_facts facts;
+    (void)taste_model_describe(model, &facts);
+    if (taste_pool_bytes(trainer_threads(options)) == 0) {
+        return taste_fail(error, TASTE_STATUS_USAGE, "%u threads asked for. Use 1 to %d.", options->threads, TASTE_MAX_THREADS);
+    }
+    json_begin("info");
+    json_text("model", facts.name);
+    json_text("target", facts.target);
+    json_text("build_id", facts.build_id);
+    json_text("version", TASTE_VERSION);
+    list_features(facts.features);
+    json_count("vector_bits", facts.vector_bits);
+    json_count("classes", facts.classes);
+    json_count("minimum_batch", facts.minimum_batch);
+    json_count("seed", facts.seed);
+    list_names(model, &facts);
+    taste_status status = list_programs(options, model, &facts, error);
+    if (status == TASTE_STATUS_OK) status = plan_one(options, model, error);
+    json_flag("emulated", taint_is_emulated(options->system_root));
+    json_end();
+    return status;
+}

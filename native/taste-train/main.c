@@ -1,0 +1,53 @@
+/* taste-train: libtaste as a program. JSON Lines on stdout; on failure one line on stderr and the status as exit code. */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "json.h"
+#include "trainer.h"
+#include "verbs.h"
+
+static void interrupt(int signal_number) {
+    (void)signal_number;
+    trainer_interrupted = 1;
+}
+
+static void handle_signals(void) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = interrupt;
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    action.sa_handler = SIG_IGN;
+    sigaction(SIGPIPE, &action, NULL); /* a closed stdout is an I/O error, not a signal */
+}
+
+static taste_status run_verb(const options *options, taste_error *error) {
+    switch (options->verb[0]) {
+    case 'i': return verb_info(options, error);
+    case 'b': return verb_bench(options, error);
+    case 't': return verb_train(options, error);
+    default: return verb_eval(options, error);
+    }
+}
+
+static void report_error(taste_status status, const taste_error *error) {
+    fprintf(stderr, "error: %s\n", error->text);
+    json_begin("error");
+    json_count("exit_code", status);
+    json_text("message", error->text);
+    json_end();
+}
+
+int main(int argc, char **argv) {
+    options options;
+    taste_error error = {{0}};
+    handle_signals();
+    taste_status status = options_parse(argc, argv, &options, &error);
+    if (status == TASTE_STATUS_OK) status = run_verb(&options, &error);
+    if (status != TASTE_STATUS_OK) report_error(status, &error);
+    taste_error output_error = {{0}};
+    taste_status output = json_flush(&output_error);
+    if (output != TASTE_STATUS_OK) fprintf(stderr, "error: %s\n", output_error.text);
+    return status != TASTE_STATUS_OK ? (int)status : (int)output;
+}

@@ -1,0 +1,44 @@
+/* What a verb runs on: one mapped block with parameters, pool, session and buffers. */
+#ifndef TASTE_TRAIN_TRAINER_H
+#define TASTE_TRAIN_TRAINER_H
+
+#include <signal.h>
+
+#include "footprint.h"
+#include "options.h"
+
+typedef struct trainer {
+    const taste_model *model;
+    uint32_t program;
+    taste_program_facts facts;
+    uint32_t batch_size;
+    uint32_t threads;
+    footprint footprint;
+    unsigned char *block; /* NULL: not mapped */
+    taste_parameters *parameters;
+    taste_pool *pool; /* NULL: not started */
+    taste_session *session;
+    void *x; /* one batch, float32 */
+    void *y; /* its targets, 4 bytes an element */
+    float *logits;
+    float *staging;
+    uint64_t x_sample_bytes;
+    uint64_t y_sample_bytes;
+} trainer;
+
+/* Set by Ctrl-C; loops look at it between steps. */
+extern volatile sig_atomic_t trainer_interrupted;
+
+/* Threads that a run will use: what was asked for, the named cores, or all that there are. */
+uint32_t trainer_threads(const options *options);
+
+/* Checks CPU and memory, announces the plan, maps and touches the block, fills the parameters from the weights file or the
+ * seed, starts the pool. `kinds` of tensors without a weights file or seeded value are an error for verbs whose result
+ * would mean nothing (`needs_weights`). trainer_close undoes it, whatever the outcome. */
+taste_status trainer_open(const options *options, const char *program, int needs_weights, trainer *out, taste_error *error);
+void trainer_close(trainer *trainer);
+
+/* The session's own error text, with its status, into `error`. */
+taste_status trainer_failed(const trainer *trainer, taste_status status, taste_error *error);
+
+#endif

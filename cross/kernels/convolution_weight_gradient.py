@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tvm.script.ir_builder import tirx as T
 
 from cross.kernels.convolution import ConvSpec
-from cross.kernels.loop_nest import Buffer, Expr, PrimFunc, add_to, lanes, local, spread, store, when, write_kernel, zeros
+from cross.kernels.loop_nest import Buffer, Expr, PrimFunc, add_to, lanes, local, settle, spread, store, when, write_kernel, zeros
 from cross.kernels.tiles import chunk, fits, split
 from cross.target import Target
 
@@ -51,7 +51,7 @@ def convolution_weight_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
             group, tile_of_group = tile // cut.count, tile % cut.count
             for size, first, count, first_block in cut.parts:
                 with when(T.And(tile_of_group >= first, tile_of_group < first + count)):
-                    block = T.bind(group * cut.total + first_block + (tile_of_group - first) * size)
+                    block = settle(group * cut.total + first_block + (tile_of_group - first) * size)
                     nest = _Nest(spec, x, dy, dw, kernel.batch, group * in_blocks + c, c, block, size, scalars)
                     nest.chunks((r, kernel_rows // shares[2]), (s, kernel_columns // shares[3]), (i, depth // scalars // shares[4]))
     return kernel.function
@@ -100,9 +100,9 @@ class _Nest:
         samples = max(1, CHUNK_PIXELS // (spec.out_height * spec.out_width))
         height = chunk(spec.out_height, CHUNK_PIXELS // spec.out_width)
         with T.serial((self.batch + (samples - 1)) // samples) as sample_chunk, T.serial(-(-spec.out_height // height)) as row_chunk:
-            sample, row = T.bind(sample_chunk * samples), T.bind(row_chunk * height)
-            sample_count = T.bind(T.min(self.batch - sample, samples)) if samples > 1 else 1
-            row_count = T.bind(T.min(spec.out_height - row, height)) if spec.out_height % height else height
+            sample, row = settle(sample_chunk * samples), settle(row_chunk * height)
+            sample_count = settle(T.min(self.batch - sample, samples)) if samples > 1 else 1
+            row_count = settle(T.min(spec.out_height - row, height)) if spec.out_height % height else height
             with T.grid(rows[1], columns[1], parts[1]) as (r, s, part):
                 tap = rows[0] + r, columns[0] + s, (parts[0] + part) * self.scalars
                 self._tap(tap, (sample, sample_count), (row, row_count))

@@ -16,15 +16,17 @@ from math import prod
 
 from tvm.script.ir_builder import tirx as T
 
-from cross.graph import BATCH
 from cross.kernels.convolution import Pair, Taps
-from cross.kernels.loop_nest import Buffer, Expr, PrimFunc, add_to, lanes, local, spread, store, when, write_kernel, zeros
+from cross.kernels.loop_nest import Buffer, Expr, PrimFunc, add_to, lanes, local, settle, spread, store, when, write_kernel, zeros
 from cross.kernels.tiles import Split, register_tile, split
 from cross.storage import Storage
 from cross.target import Target
 
 UNROLLED_MULTIPLIES = 32
 """A kernel row is unrolled with the channels where both together have at most so many (few input channels)."""
+
+SHORT_ROW = 4
+"""Rows with fewer pixels share tiles with the next ones."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,13 @@ class Phase:
     column_taps: Taps
 
     @property
-    def pixels(self) -> int:
-        return self.height * self.width
+    def line(self) -> int:
+        """Pixels that tiles are cut from: a row, so that a tile has one address, or the whole phase where rows are short."""
+        return self.width if self.width >= SHORT_ROW else self.height * self.width
+
+    @property
+    def lines(self) -> int:
+        return self.height * self.width // self.line
 
 
 @dataclass(frozen=True)
@@ -60,13 +67,13 @@ class Correlation:
 
 def correlation(work: Correlation, target: Target) -> PrimFunc:
     """PrimFunc(in, weight, out)."""
-    _, out_blocks, out_height, out_width, _ = work.destination.shape
-    group_blocks = out_blocks // work.groups
-    pixels, vectors = register_tile(target, tuple(phase.pixels for phase in work.phases), group_blocks)
-    block_split = split(group_blocks, vectors)
-    tiles = [(phase, split(phase.pixels, pixels)) for phase in work.phases]
-    tile_count = sum(cut.count for _, cut in tiles)
-    block_tiles = work.groups * block_split.count
+    group_blocks = work.destination.shape[1] // work.groups
+    lines = tuple((phase.line, phase.lines) for phase in work.phases)
+    pixels, vectors = register_tile(target, lines, group_blocks)
+    blocks = split(group_blocks, vectors)
+    tiles = [(phase, split(phase.line, pixels)) for phase in work.phases]
+    tile_count = sum(phase.lines * cut.count for phase, cut in tiles)
+    block_tiles = work.groups * blocks.count
     # What is larger is read once: the weights of a tile, kept over the samples, or a sample, kept over the tiles.
     weights_outside = prod(work.weight_shape) // block_tiles > work.source.elements
     with write_kernel(work.name) as kernel:
@@ -74,16 +81,17 @@ def correlation(work: Correlation, target: Target) -> PrimFunc:
         weight = kernel.tensor("weight", work.weight_shape)
         destination = kernel.tensor("destination", work.destination.shape)
         with T.parallel(kernel.batch * (block_tiles * tile_count)) as task:
-            outer, tile = task // tile_count, task % tile_count
-            if weights_outside:
-                sample, block_tile = outer % kernel.batch, outer // kernel.batch
-            else:
-                sample, block_tile = outer // block_tiles, outer % block_tiles
-            nest = _Nest(work, source, weight, destination, sample)
-            first_tile = 0
+            outer, tile = settle(task // tile_count), settle(task % tile_count)
+            inside = kernel.batch if weights_outside else block_tiles
+            sample, block_tile = (outer % inside, outer // inside) if weights_outside else (outer // inside, outer % inside)
+            group = settle(block_tile // blocks.count)
+            nest = _Nest(work, source, weight, destination, settle(sample), group, settle(block_tile % blocks.count))
+            first = 0
             for phase, cut in tiles:
-                nest.phase(phase, cut, tile - first_tile, block_split, block_tile)
-                first_tile += cut.count
+                end = first + phase.lines * cut.count
+                with when(T.And(tile >= first, tile < end)):
+                    nest.phase(phase, cut, blocks, tile - first)
+                first = end
     return kernel.function
 
 
@@ -96,68 +104,58 @@ class _Nest:
     weight: Buffer
     destination: Buffer
     sample: Expr
+    group: Expr
+    block_tile: Expr
 
-    def phase(self, phase: Phase, cut: Split, tile: Expr, block_split: Split, block_tile: Expr) -> None:
-        """Tiles of one phase; `tile` counts from the phase's first and may lie outside it."""
-        group, tile_of_group = block_tile // block_split.count, block_tile % block_split.count
+    def phase(self, phase: Phase, cut: Split, blocks: Split, tile: Expr) -> None:
+        """Tile number `tile` of a phase."""
+        line, item = settle(tile // cut.count), settle(tile % cut.count)
         for size, first, count, first_pixel in cut.parts:
-            for vectors, first_block_tile, block_tiles, first_block in block_split.parts:
+            for vectors, first_block_tile, block_tiles, first_block in blocks.parts:
                 with when(
                     T.And(
-                        T.And(tile >= first, tile < first + count),
-                        T.And(tile_of_group >= first_block_tile, tile_of_group < first_block_tile + block_tiles),
+                        T.And(item >= first, item < first + count),
+                        T.And(self.block_tile >= first_block_tile, self.block_tile < first_block_tile + block_tiles),
                     )
                 ):
-                    pixel = T.bind(first_pixel + (tile - first) * size)
-                    block = T.bind(group * block_split.total + first_block + (tile_of_group - first_block_tile) * vectors)
-                    self.tile(phase, pixel, size, block, vectors, group)
+                    pixel = settle(line * phase.line + first_pixel + (item - first) * size)
+                    block = self.group * blocks.total + first_block + (self.block_tile - first_block_tile) * vectors
+                    self.tile(phase, pixel, size, settle(block), vectors)
 
-    def tile(self, phase: Phase, pixel: Expr, pixels: int, block: Expr, vectors: int, group: Expr) -> None:
+    def tile(self, phase: Phase, pixel: Expr, pixels: int, block: Expr, vectors: int) -> None:
         """`pixels` outputs from `pixel` on (row-major in the phase) of `vectors` channel blocks from `block` on."""
-        width = self.weight.shape[-1]
-        width = int(width)
+        if phase.line == phase.width:
+            row, column = settle(pixel // phase.width), settle(pixel % phase.width)
+            places = [(row, column + p) for p in range(pixels)]
+        else:
+            places = [(settle((pixel + p) // phase.width), settle((pixel + p) % phase.width)) for p in range(pixels)]
+        width = self.work.weight_shape[-1]
+        lane = lanes(0, width)
         sums = local(pixels, vectors, width)
-        rows = [T.bind((pixel + p) // phase.width) for p in range(pixels)]
-        columns = [T.bind((pixel + p) % phase.width) for p in range(pixels)]
         every = [(p, k) for p in range(pixels) for k in range(vectors)]
         for p, k in every:
-            store(sums, (p, k, lanes(0, width)), zeros(width))
+            store(sums, (p, k, lane), zeros(width))
         if phase.row_taps.count and phase.column_taps.count:
-            self._sum(phase, sums, rows, columns, block, vectors, group)
+            self._sum(phase, sums, places, block, vectors)
         row_stride, column_stride = self.work.out_strides
         for p, k in every:
-            place = (rows[p] * row_stride + phase.row, columns[p] * column_stride + phase.column)
-            store(self.destination, (self.sample, block + k, *place, lanes(0, width)), sums[p, k, lanes(0, width)])
+            y, x = places[p][0] * row_stride + phase.row, places[p][1] * column_stride + phase.column
+            store(self.destination, (self.sample, block + k, y, x, lane), sums[p, k, lane])
 
-    def _sum(
-        self,
-        phase: Phase,
-        sums: Buffer,
-        rows: list[Expr],
-        columns: list[Expr],
-        block: Expr,
-        vectors: int,
-        group: Expr,
-    ) -> None:
-        _, blocks_a_group, _, _, depth, width = self.work.weight_shape
+    def _sum(self, phase: Phase, sums: Buffer, places: list[tuple[Expr, Expr]], block: Expr, vectors: int) -> None:
+        _, group_blocks, _, _, depth, width = self.work.weight_shape
         row_taps, column_taps = phase.row_taps, phase.column_taps
         row_stride, column_stride = self.work.in_strides
         unrolled = column_taps.count if column_taps.count * depth <= UNROLLED_MULTIPLIES else 1
-        tops = [T.bind(row * row_stride + row_taps.offset) for row in rows]
-        lefts = [T.bind(column * column_stride + column_taps.offset) for column in columns]
-        with T.grid(blocks_a_group, row_taps.count, column_taps.count // unrolled) as (c, j, outer):
-            for inner in range(unrolled):
+        first_source, lane = settle(self.group * group_blocks), lanes(0, width)
+        with T.grid(group_blocks, row_taps.count, column_taps.count // unrolled) as (c, j, outer):
+            with T.unroll(unrolled) as inner, T.unroll(depth) as i:
                 tap = outer + inner
                 r, s = row_taps.first + j * row_taps.step, column_taps.first + tap * column_taps.step
-                for i in range(depth):
-                    for p in range(len(rows)):
-                        y = tops[p] + j * row_taps.offset_step
-                        x = lefts[p] + tap * column_taps.offset_step
-                        pixel = spread(self.source[self.sample, group * blocks_a_group + c, y, x, i], width)
-                        # Blocks innermost: a broadcast is used up at once, so only `vectors` weights and it take registers.
-                        for k in range(vectors):
-                            weights = self.weight[block + k, c, r, s, i, lanes(0, width)]
-                            add_to(sums, (p, k, lanes(0, width)), pixel * weights)
-
-
-__all__ = ["BATCH", "Correlation", "Phase", "correlation"]
+                # Blocks innermost: a broadcast is used up at once, so only `vectors` weights and it take registers.
+                for p, (row, column) in enumerate(places):
+                    y = row * row_stride + row_taps.offset + j * row_taps.offset_step
+                    x = column * column_stride + column_taps.offset + tap * column_taps.offset_step
+                    pixel = spread(self.source[self.sample, first_source + c, y, x, i], width)
+                    with T.unroll(vectors) as k:
+                        add_to(sums, (p, k, lane), pixel * self.weight[block + k, c, r, s, i, lane])

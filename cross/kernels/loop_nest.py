@@ -61,6 +61,14 @@ def view(buffer: Buffer, *shape: Expr) -> Buffer:
     return T.decl_buffer(shape, "float32", data=buffer.data)
 
 
+def settle(value: Expr) -> Expr:
+    """An index computed once: kept in a local variable that TVM's simplifier cannot write out again at each of hundreds of
+    uses (it does so with a plain binding, and then spends seconds on a kernel)."""
+    variable = T.alloc_buffer((1,), "int64", scope="local")
+    T.buffer_store(variable, T.Cast("int64", value), [0])
+    return variable[0]
+
+
 def lanes(first: Expr, width: int, stride: int = 1) -> Expr:
     """Index of `width` elements, one vector."""
     return T.ramp(first, stride, width) if width > 1 else first

@@ -13,6 +13,8 @@ from cross.target import Target
 FEW_REGISTERS = 16
 """Vector registers of AVX2: address registers are as few, so a tile addresses at most 6 pixels."""
 
+SECOND_SIZE = 1.04
+
 
 @dataclass(frozen=True)
 class Split:
@@ -55,29 +57,39 @@ def fits(target: Target, scalars: int, vectors: int) -> bool:
     return (scalars + 1) * vectors * registers_a_vector(target) + 1 <= target.vector_registers
 
 
-def _steps(scalars: int, vectors: int) -> float:
-    """Cycles of one step at two multiply-adds and two loads a cycle and a latency of four cycles, and a little for each load."""
-    return max(scalars * vectors / 2, (scalars + vectors) / 2, 4.0) + 0.05 * (scalars + vectors)
+def _steps(target: Target, scalars: int, vectors: int) -> float:
+    """Cycles of one step at two multiply-adds and two loads a cycle and a latency of four cycles, and a little for each
+    load: more for vectors, which come from the second-level cache where scalars come from the first."""
+    width = registers_a_vector(target)
+    loads = scalars + vectors * width
+    return max(scalars * vectors * width / 2, loads / 2, 4.0) + 0.05 * scalars + 0.15 * vectors * width
 
 
-def _cost(scalars: Split, vectors: Split) -> float:
+def _cost(target: Target, scalars: Split, vectors: Split) -> float:
     return sum(
-        scalar_tiles * vector_tiles * _steps(scalar, vector)
+        scalar_tiles * vector_tiles * _steps(target, scalar, vector)
         for scalar, _, scalar_tiles, _ in scalars.parts
         for vector, _, vector_tiles, _ in vectors.parts
     )
 
 
-def register_tile(target: Target, scalars: tuple[int, ...], vectors: int, most_scalars: int = 8) -> tuple[int, int]:
-    """(most scalars, most vectors) a tile, for lines of `scalars` items (a line each, cut apart) and `vectors` vectors."""
-    most = min(most_scalars, 6) if target.vector_registers <= FEW_REGISTERS else most_scalars
-    candidates = [
-        (scalar, vector)
-        for scalar in range(1, min(most, max(scalars)) + 1)
-        for vector in range(1, min(4, vectors) + 1)
-        if fits(target, scalar, vector) and scalar * vector <= 16
-    ]
+def register_tile(target: Target, lines: tuple[tuple[int, int], ...], vectors: int) -> tuple[int, int]:
+    """(most scalars, most vectors) a tile, for lines of (scalars, number of such lines) and `vectors` vectors.
+
+    The cheapest of all that fit; a second size of tile, which is more code, must gain `SECOND_SIZE`."""
+    most_scalars = 6 if target.vector_registers <= FEW_REGISTERS else 8
+
+    def cost(tile: tuple[int, int]) -> float:
+        vector_split, splits = split(vectors, tile[1]), [(split(length, tile[0]), count) for length, count in lines]
+        sizes = len(vector_split.parts) * max(len(cut.parts) for cut, _ in splits)
+        return sum(count * _cost(target, cut, vector_split) for cut, count in splits) * SECOND_SIZE ** (sizes - 1)
+
     return min(
-        candidates,
-        key=lambda tile: sum(_cost(split(line, tile[0]), split(vectors, tile[1])) for line in scalars if line),
+        (
+            (scalar, vector)
+            for scalar in range(1, min(most_scalars, max(length for length, _ in lines)) + 1)
+            for vector in range(1, min(4, vectors) + 1)
+            if fits(target, scalar, vector) and scalar * vector <= 16
+        ),
+        key=cost,
     )

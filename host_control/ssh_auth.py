@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import socket
@@ -45,7 +46,8 @@ def authenticate(transport: paramiko.Transport, host: SshHost, bounded: Bounded,
     """Log in; AuthenticationError (21) says what was tried. Only the network is bounded, not a person at a prompt."""
     login = _Login(transport, host, bounded, ask)
     if not login.finished:
-        login.try_keys()
+        with contextlib.ExitStack() as agents:
+            login.try_keys(agents)
     if not login.finished:
         login.try_passwords()
     if not login.finished:
@@ -62,8 +64,8 @@ class _Login:
         self.finished = False
         self._attempt(None, lambda: transport.auth_none(host.user))
 
-    def try_keys(self) -> None:
-        for label, key in self._keys():
+    def try_keys(self, agents: contextlib.ExitStack) -> None:
+        for label, key in self._keys(agents):
             if self.finished or "publickey" not in self.methods:
                 return
             self._attempt(label, lambda key=key: self._transport.auth_publickey(self._host.user, key))  # type: ignore[misc]
@@ -107,11 +109,11 @@ class _Login:
             self.methods = list(left) if isinstance(left, list) else []
             self.finished = self._transport.is_authenticated()
 
-    def _keys(self) -> Iterator[tuple[str, paramiko.PKey]]:
+    def _keys(self, agents: contextlib.ExitStack) -> Iterator[tuple[str, paramiko.PKey]]:
         """Agent keys that the configuration names, other agent keys, then key files; the encrypted ones come last."""
         files = [path for path in self._host.identity_files if path.is_file()]
         public = {blob for path in files if (blob := _public_blob(path))}
-        held = agent_keys(self._host.agent) if self._host.agent else []
+        held = agents.enter_context(open_agent(self._host.agent)) if self._host.agent else []
         named = [key for key in held if key.asbytes() in public]
         others = [] if self._host.identities_only else [key for key in held if key.asbytes() not in public]
         for key in (*named, *others):
@@ -157,22 +159,24 @@ class _Login:
 
 
 class _Agent(AgentSSH):
-    """An agent at a socket of our choice, whose answers are waited for in bounded time."""
+    """An agent at a socket of our choice."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, link: socket.socket) -> None:
         super().__init__()
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.settimeout(_AGENT_S)
-        connection.connect(path)
-        self._connect(connection)  # type: ignore[attr-defined]
+        self._connect(link)  # type: ignore[attr-defined]
 
 
-def agent_keys(path: str) -> list[AgentKey]:
-    """The keys that the agent at `path` holds; none where no agent answers there."""
-    try:
-        return list(_Agent(path).get_keys())
-    except (OSError, paramiko.SSHException):
-        return []
+@contextlib.contextmanager
+def open_agent(path: str) -> Iterator[list[AgentKey]]:
+    """The keys that the agent at `path` holds, of use while it is open; none where no agent answers there in time."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        link.settimeout(_AGENT_S)
+        try:
+            link.connect(path)
+            keys = list(_Agent(link).get_keys())
+        except (OSError, paramiko.SSHException):
+            keys = []
+        yield keys
 
 
 def load_key(path: Path, passphrase: str | None = None) -> paramiko.PKey:

@@ -43,13 +43,14 @@ class Sshd:
 
 
 def make_key(path: Path, *, kind: str = "ed25519", passphrase: str = "") -> Path:
-    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-f", str(path)], check=True)
+    bits = ["-b", "2048"] if kind == "rsa" else []
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, *bits, "-N", passphrase, "-f", str(path)], check=True)
     return path
 
 
 @contextlib.contextmanager
-def run_sshd(folder: Path, settings: Mapping[str, str] | None = None) -> Iterator[Sshd]:
-    """A server in `folder` until the end of the block; `settings` are lines of sshd_config that win over ours."""
+def run_sshd(folder: Path, settings: Mapping[str, str] | None = None, extra: str = "") -> Iterator[Sshd]:
+    """A server in `folder` until the end of the block; `settings` replace ours, `extra` lines come first."""
     program = find_sshd()
     assert program is not None
     if os.geteuid() == 0:
@@ -59,7 +60,6 @@ def run_sshd(folder: Path, settings: Mapping[str, str] | None = None) -> Iterato
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     options = {
-        **(settings or {}),
         "Port": str(port),
         "ListenAddress": "127.0.0.1",
         "HostKey": str(host_key),
@@ -73,8 +73,9 @@ def run_sshd(folder: Path, settings: Mapping[str, str] | None = None) -> Iterato
         # Whatever the user's own shell reads at its start is slow, or says something.
         "SetEnv": f"HOME={folder}",
         "Subsystem": "sftp internal-sftp",
+        **(settings or {}),
     }
-    (folder / "sshd_config").write_text("".join(f"{key} {value}\n" for key, value in options.items() if value))
+    (folder / "sshd_config").write_text(extra + "".join(f"{key} {value}\n" for key, value in options.items()))
     known_hosts, config = folder / "known_hosts", folder / "ssh_config"
     config.write_text(
         f"Host {ALIAS}\n  HostName 127.0.0.1\n  Port {port}\n  User {getpass.getuser()}\n"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -57,6 +58,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     pytest.skip(reason)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A module that skips itself (`importorskip`) for want of a required need fails, as its tests would."""
+    report = yield
+    if report.skipped and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2]
+        if any(f"'{name}'" in reason for name in collector.config.stash[_REQUIRED]):
+            report.outcome = "failed"
+            report.longrepr = f"{report.nodeid}: {reason} (TASTE_REQUIRE forbids to skip it)"
+    return report
+
+
 @pytest.fixture(scope="session")
 def data() -> Path:
     """The folder of real data sets; the test is marked needs("data")."""
@@ -74,7 +89,7 @@ def built() -> Callable[..., Path]:
     """
     done: dict[str, Path] = {}
 
-    def build_once(model: str | Path, target: str, **options: object) -> Path:
+    def build_once(model: str | Path, target: str, **options: Any) -> Path:
         from cross.build import build
         from cross.load_model import load_model
         from cross.target import find_target

@@ -42,48 +42,62 @@ def test_every_probe_answers() -> None:
         assert reason is None or reason.strip(), name
 
 
-def _run_frame(tmp_path: Path, body: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs pytest on one test file with this project's own conftest and settings."""
-    test = tmp_path / "test_planted.py"
-    test.write_text(body, encoding="utf-8")
+def _run_frame(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs pytest on a folder of planted tests with this project's own conftest and settings."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(_ROOT / "pyproject.toml")]
-    command += ["-p", "tests.conftest", "--rootdir", str(_ROOT), *options, str(test)]
+    command += ["-p", "tests.conftest", "--rootdir", str(_ROOT), *options, str(folder)]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("TASTE_")}
     return subprocess.run(
         command, capture_output=True, text=True, cwd=_ROOT, env={**variables, **environment}, timeout=120
     )
 
 
-_NEEDS_DATA = """
+_TESTS = """
+import warnings
+
 import pytest
 
 @pytest.mark.needs("data")
 def test_with_data():
     pass
+
+@pytest.mark.needs("boards")
+def test_on_a_board():
+    pass
+
+def test_that_warns():
+    warnings.warn("planted")
+"""
+_MODULE_THAT_SKIPS_ITSELF = """
+import pytest
+
+pytest.skip("could not import 'data'", allow_module_level=True)
 """
 
 
-def test_a_planted_missing_need_is_a_failure_of_the_run(tmp_path: Path) -> None:
-    skipped = _run_frame(tmp_path, _NEEDS_DATA)
-    assert skipped.returncode == 0, skipped.stdout + skipped.stderr
-    assert "1 skipped" in skipped.stdout
-    failed = _run_frame(tmp_path, _NEEDS_DATA, TASTE_REQUIRE="data")
-    assert failed.returncode == 1, failed.stdout + failed.stderr
-    assert "needs data" in failed.stdout
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    (tmp_path / "test_planted.py").write_text(_TESTS, encoding="utf-8")
+    (tmp_path / "test_skipping_module.py").write_text(_MODULE_THAT_SKIPS_ITSELF, encoding="utf-8")
+    return tmp_path
 
 
-def test_an_unknown_need_stops_the_run(tmp_path: Path) -> None:
-    run = _run_frame(tmp_path, _NEEDS_DATA.replace('"data"', '"moon"'))
+def test_missing_needs_skip_boards_are_left_out_and_warnings_fail(planted: Path) -> None:
+    run = _run_frame(planted)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "1 failed, 2 skipped, 1 deselected" in run.stdout
+    assert "UserWarning: planted" in run.stdout
+
+
+def test_required_needs_fail_in_tests_and_in_modules(planted: Path) -> None:
+    run = _run_frame(planted, "--continue-on-collection-errors", "-k", "data", TASTE_REQUIRE="data")
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "2 deselected, 2 errors" in run.stdout
+    assert run.stdout.count("TASTE_REQUIRE forbids") >= 2
+
+
+def test_an_unknown_need_stops_the_run(planted: Path) -> None:
+    (planted / "test_unknown.py").write_text(_TESTS.replace('"data"', '"moon"'), encoding="utf-8")
+    run = _run_frame(planted)
     assert run.returncode == 4, run.stdout + run.stderr
     assert "moon" in run.stdout + run.stderr
-
-
-def test_what_needs_a_board_is_in_the_group_of_boards(tmp_path: Path) -> None:
-    body = _NEEDS_DATA.replace('"data"', '"boards"')
-    assert _run_frame(tmp_path, body).returncode == 5, "deselected by default"
-    assert "1 test" in _run_frame(tmp_path, body, "-m", "boards", "--collect-only").stdout
-
-
-def test_a_warning_fails_a_test(tmp_path: Path) -> None:
-    run = _run_frame(tmp_path, "import warnings\n\ndef test_warns():\n    warnings.warn('planted')\n")
-    assert run.returncode == 1, run.stdout + run.stderr

@@ -83,7 +83,7 @@ lock: | $(PY)
 	$(PY) -m venv build/uv
 	build/uv/bin/python -m pip --disable-pip-version-check --quiet install uv==0.13.9
 	build/uv/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
-		--no-header --no-emit-index-url --no-emit-find-links --output-file build/resolved.lock pyproject.toml
+		--no-header --output-file build/resolved.lock pyproject.toml
 	{ echo '# The product on CPython 3.11-3.13, Linux. Made by `make lock`; installed with pip --require-hashes.'; \
 		cat build/resolved.lock; } > requirements.lock
 

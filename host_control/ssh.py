@@ -321,7 +321,7 @@ class Connection:
             if watch.expired or not self.open_now and isinstance(error, paramiko.AuthenticationException):
                 raise self._lost(doing, watch, error) from error
             raise
-        except (paramiko.SSHException, EOFError, OSError) as error:
+        except (paramiko.SSHException, paramiko.SFTPError, EOFError, OSError) as error:
             if isinstance(error, OSError) and not watch.expired and self.open_now:
                 raise
             raise self._lost(doing, watch, error) from error
@@ -366,6 +366,11 @@ class Connection:
                 self._files = paramiko.SFTPClient(channel)
                 return self._files
         except LinkLostError as error:
+            if self.open_now and isinstance(error.__cause__, paramiko.SFTPError):
+                raise CompatibilityError(
+                    f"{self.host} answers SFTP with other text ({error.__cause__}): its login shell prints something. "
+                    "Keep ~/.bashrc there silent."
+                ) from error
             if self.open_now:
                 raise MissingToolError(
                     f"{self.host} has no SFTP server. On Debian, there: apt-get install openssh-sftp-server."

@@ -1,0 +1,76 @@
+"""The login shell of an emulated board: runs what came over SSH, other architectures' programs under QEMU.
+
+Started by sshd's ForceCommand as `board_shell.py BOARD.json`. It stands in for what a board has and this host lacks:
+its CPU (binfmt_misc would need root and would change the whole machine) and its speed. `bench` really runs one step
+under QEMU and checks its loss, then reports the rate of a recorded table, marked `emulated`.
+
+BOARD.json: {"emulator": [words], "machine": ELF machine number, "path": folder of stand-ins for uname and the like,
+"step": arguments of one step, "loss": what that step must give, "table": {batch size: result}, "log": file}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import struct
+import subprocess
+import sys
+from typing import Any, NoReturn
+
+RELATIVE_TOLERANCE = 1e-5
+
+
+def main() -> NoReturn:
+    board_file, *rest = sys.argv[1:]
+    with open(board_file, encoding="utf-8") as file:
+        board = json.load(file)
+    if rest:
+        run_foreign(board, rest)
+    command = os.environ.get("SSH_ORIGINAL_COMMAND", "")
+    words = shlex.split(command)
+    if not words:
+        sys.exit("this board has no interactive shell")
+    os.environ["PATH"] = f"{board['path']}:{os.environ.get('PATH', '/usr/bin:/bin')}"
+    # Where a program stands: first, or after `sh -c SCRIPT NAME`.
+    for index in (4, 0) if words[:2] == ["sh", "-c"] else (0,):
+        if len(words) > index and is_foreign(words[index], board["machine"]):
+            words[index:index] = [sys.executable, "-I", "-S", os.path.abspath(__file__), board_file]
+    os.execvp(words[0], words)
+
+
+def is_foreign(path: str, machine: int) -> bool:
+    """Whether a file is an ELF program of the board's machine."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(20)
+    except OSError:
+        return False
+    return head[:4] == b"\x7fELF" and struct.unpack_from("<H", head, 18)[0] == machine
+
+
+def run_foreign(board: dict[str, Any], words: list[str]) -> NoReturn:
+    """What the kernel of the board would do with its own program."""
+    command = [*board["emulator"], words[0]]
+    if words[1:2] != ["bench"]:
+        os.execvp(command[0], [*command, *words[1:]])
+    batch_size = words[words.index("--batch-size") + 1]
+    step = subprocess.run([*command, *board["step"]], capture_output=True, text=True, check=False)
+    if step.returncode != 0:
+        sys.stderr.write(step.stderr)
+        sys.exit(step.returncode)
+    loss = json.loads(step.stdout.splitlines()[-1])["first_loss"]
+    if not abs(loss - board["loss"]) <= RELATIVE_TOLERANCE * abs(board["loss"]):
+        sys.exit(f"error: the emulated step gave loss {loss}, expected {board['loss']}. The binary is wrong.")
+    with open(board["log"], "a", encoding="utf-8") as log:
+        log.write(json.dumps({"batch_size": int(batch_size), "loss": loss}) + "\n")
+    if batch_size not in board["table"]:
+        print(f"error: batch size {batch_size} was never recorded. Measure it first.", file=sys.stderr)
+        sys.exit(2)
+    result = {"event": "result", "verb": "bench", "batch_size": int(batch_size), **board["table"][batch_size]}
+    print(json.dumps({**result, "emulated": True}))
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

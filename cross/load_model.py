@@ -32,6 +32,8 @@ FOLDED_NOTE = (
     "learning rate 0.01 with warm-up and clipping by default, or --unfold-bn"
 )
 
+_PIXELWISE = frozenset(("Add", "Cast", "Div", "Identity", "Mul", "Pad", "Sub"))
+
 
 def load_model(
     source: str | Path,
@@ -96,7 +98,12 @@ def _import(
     preflight(source.nodes, folded=False)
     sample_shape = _sample_shape(source, input_shape)
     source, origins = fold_constants(source)
-    graph = propagate(source, sample_shape, origins)
+    try:
+        graph = propagate(source, sample_shape, origins)
+    except CorruptInputError as error:
+        if input_shape is None:
+            raise
+        raise UsageError(str(error)) from error
     preflight(graph.nodes, folded=True)
     draft, output = convert(graph, source.input, source.output)
     draft, output, turned = to_channels_first(draft, output)
@@ -206,10 +213,17 @@ def _sample_shape(source: SourceGraph, wanted: Shape | None) -> Shape:
 
 
 def _channels_last(source: SourceGraph) -> bool:
-    """Whether the file's first step on its input is to bring the channels to the front."""
-    readers = [node for node in source.nodes if source.input in node.input]
-    return bool(readers) and all(
-        node.op_type == "Transpose"
-        and any(tuple(a.ints) == TO_CHANNELS_FIRST for a in node.attribute if a.name == "perm")
-        for node in readers
-    )
+    """Whether the file brings the channels to the front as soon as pixels are scaled."""
+    waiting, turned = [source.input], False
+    while waiting:
+        name = waiting.pop()
+        for node in source.nodes:
+            if name not in node.input:
+                continue
+            if node.op_type in _PIXELWISE:
+                waiting.append(node.output[0])
+            elif [tuple(a.ints) for a in node.attribute if a.name == "perm"] == [TO_CHANNELS_FIRST]:
+                turned = True
+            else:
+                return False
+    return turned

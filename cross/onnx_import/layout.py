@@ -22,6 +22,8 @@ Perm = tuple[int, ...]
 TO_CHANNELS_FIRST = (0, 3, 1, 2)
 """Applied to [N,H,W,C] gives [N,C,H,W]."""
 
+_PIXELWISE = UNARY | BINARY | {"pad"}
+
 
 @dataclass
 class _Rewriter:
@@ -75,17 +77,25 @@ def to_channels_first(draft: Draft, output: str) -> tuple[Draft, str, bool]:
 
 
 def _input_is_channels_last(draft: Draft) -> bool:
-    readers = draft.consumers().get(draft.input, [])
-    return (
-        len(draft.shapes[draft.input]) == 4
-        and bool(readers)
-        and all(map(_turns_input, [draft] * len(readers), readers))
-    )
+    """Whether all that is done to [N,H,W,C] before it is turned is element-wise: scaling of pixels, padding."""
+    if len(draft.shapes[draft.input]) != 4:
+        return False
+    readers = draft.consumers()
+    waiting, turned = [draft.input], False
+    while waiting:
+        for node in readers.get(waiting.pop(), []):
+            if _turns_input(draft, node):
+                turned = True
+            elif node.op in _PIXELWISE and sum(map(draft.is_data, node.inputs)) == 1:
+                waiting.append(node.outputs[0])
+            else:
+                return False
+    return turned
 
 
 def _turns_input(draft: Draft, node: Node) -> bool:
     """A transpose to channels first, or the reshape that does the same to one channel."""
-    n, height, width, channels = draft.shapes[draft.input]
+    n, height, width, channels = draft.shapes[node.inputs[0]]
     if node.op == "transpose":
         return bool(node.attrs["perm"] == TO_CHANNELS_FIRST)
     return node.op == "reshape" and channels == 1 and node.attrs["shape"] == (n, 1, height, width) and height != 1
@@ -135,11 +145,11 @@ def _unary(r: _Rewriter, node: Node) -> None:
 
 def _binary(r: _Rewriter, node: Node) -> None:
     """Both operands in the order of the one that is a view; a stored operand is reordered where it is stored."""
-    rank = len(r.old.shapes[node.outputs[0]])
-    perms = [r.view(i)[1] for i in node.inputs if r.old.is_data(i) and len(r.old.shapes[i]) == rank]
-    perm = next((p for p in perms if p != tuple(range(rank))), tuple(range(rank)))
-    operands = tuple(_operand(r, name, perm, node) for name in node.inputs)
-    if perm == tuple(range(rank)) or None in operands:
+    plain = tuple(range(len(r.old.shapes[node.outputs[0]])))
+    perms = [r.view(i)[1] for i in node.inputs if r.old.is_data(i)]
+    perm = next((p for p in perms if len(p) == len(plain) and p != plain), plain)
+    operands = [] if perm == plain else [_operand(r, name, perm, node) for name in node.inputs]
+    if not operands or None in operands:
         _as_it_is(r, node)
         return
     r.emit(node, tuple(o for o in operands if o is not None), perm)

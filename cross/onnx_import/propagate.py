@@ -36,7 +36,8 @@ RENAMING = frozenset(("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "F
 
 BATCHES = (2, 3)
 _SMALL_ELEMENTS = 4096
-_FOLD_LIMIT_BYTES = 1 << 30
+_FOLD_LIMIT_BYTES = 2 << 30
+"""Of one folded constant, and of all: a file of a few bytes can ask for any amount."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,14 @@ def fold_constants(source: SourceGraph) -> tuple[SourceGraph, dict[str, str]]:
     """Evaluate what depends on neither input nor batch. Also returns {folded tensor: initializer it only reorders}."""
     constants = dict(source.constants)
     origins: dict[str, str] = {}
-    remaining = []
+    remaining, made_bytes = [], 0
     for node in source.nodes:
         names = [i for i in node.input if i]
         if node.domain in ("", "ai.onnx") and node.op_type in FOLDABLE and all(i in constants for i in names):
-            constants.update(_evaluate(node, constants, source.opset))
+            made = _evaluate(node, constants, source.opset)
+            made_bytes += sum(array.nbytes for array in made.values())
+            _check_size(node, made_bytes)
+            constants.update(made)
             if node.op_type in RENAMING:
                 origins[node.output[0]] = origins.get(names[0], names[0])
         else:
@@ -147,7 +151,7 @@ def _infer(node: NodeProto, run: _Run, source: SourceGraph, batch: int, baked: S
         schema = onnx.defs.get_schema(node.op_type, source.opset, node.domain)
         opset = [onnx.helper.make_opsetid("", source.opset)]
         run.types.update(onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=opset))
-    except (RuntimeError, ValueError, onnx.defs.SchemaError) as error:
+    except (RuntimeError, ValueError, onnx.defs.SchemaError, onnx.shape_inference.InferenceError) as error:
         raise CorruptInputError(
             f"{node.op_type} {display_name(node)!r} does not fit its inputs at batch {batch}: {_reason(error)}. "
             "Check the input shape, or export the model again."
@@ -207,7 +211,9 @@ def _constant_of_shape(node: NodeProto, values: Mapping[str, Array]) -> Array:
     value = np.zeros((), np.float32)
     for attribute in node.attribute:
         value = single_precision(numpy_helper.to_array(attribute.t)).reshape(())
-    return np.broadcast_to(value, tuple(int(d) for d in values[node.input[0]]))
+    shape = tuple(int(d) for d in values[node.input[0]])
+    _check_size(node, 4.0 * prod(shape))
+    return np.broadcast_to(value, shape)
 
 
 _GROWING: Mapping[str, Callable[..., float]] = {
@@ -224,9 +230,13 @@ def _refuse_huge(node: NodeProto, values: Mapping[str, Array]) -> None:
         elements = _GROWING[node.op_type](*inputs)
     elif len(inputs) > 1:
         elements = float(np.prod([max(d) for d in _aligned(inputs)], dtype=np.float64)) + elements
-    if elements * 4 > _FOLD_LIMIT_BYTES * 2:
+    _check_size(node, elements * 4)
+
+
+def _check_size(node: NodeProto, size_bytes: float) -> None:
+    if size_bytes > _FOLD_LIMIT_BYTES:
         raise CorruptInputError(
-            f"{node.op_type} {display_name(node)!r} would make a constant of {elements * 4 / 2**30:.1f} GiB. "
+            f"{node.op_type} {display_name(node)!r} would make constants of {size_bytes / 2**30:.1f} GiB. "
             "Export the model again."
         )
 

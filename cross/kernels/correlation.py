@@ -22,7 +22,7 @@ from cross.kernels.tiles import Split, register_tile, split
 from cross.storage import Storage
 from cross.target import Target
 
-UNROLLED_MULTIPLIES = 32
+UNROLLED_MULTIPLIES = 24
 """A kernel row is unrolled with the channels where both together have at most so many (few input channels)."""
 
 SHORT_ROW = 4

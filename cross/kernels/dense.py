@@ -1,0 +1,300 @@
+"""Dense layers and batched matrix products, on plain (row-major) storage.
+
+    dense_forward           y[row, m]  = sum over k of x[row, k] * w[m, k]        lanes run over k: both rows are contiguous
+    dense_input_gradient    dx[row, k] = sum over m of dy[row, m] * w[m, k]       lanes run over the result's columns
+    dense_weight_gradient   dw[m, k]   = sum over rows of dy[row, m] * x[row, k]  lanes run over the result's columns
+    matmul                  y[i, j]    = sum over k of a[i, k] * b[k, j]          either, for each pair of matrices of a batch
+
+Two nests do all of it: `_dot` (lanes over the summed axis, added up at the end in a fixed order) and `_outer` (a column of
+`a` times a row of `b`, accumulated). Both sum each element in one task in one order, whatever the batch and the threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+from tvm.script.ir_builder import tirx as T
+
+from cross.graph import BATCH
+from cross.kernels.loop_nest import (
+    Buffer,
+    Expr,
+    PrimFunc,
+    add_to,
+    lanes,
+    local,
+    settle,
+    spread,
+    store,
+    view,
+    when,
+    write_kernel,
+    zeros,
+)
+from cross.kernels.tiles import FEW_REGISTERS, split
+from cross.target import Target
+
+ROWS = 4
+"""Rows of a register tile; what is left over is done row by row."""
+
+SUM_CHUNK = 64
+"""Summed rows that `_outer` takes at a time, so that a chunk of `b` stays in the cache while all tiles use it."""
+
+
+@dataclass(frozen=True)
+class DenseSpec:
+    """x [N, *leading, inputs], w [outputs, inputs], y [N, *leading, outputs]."""
+
+    inputs: int
+    outputs: int
+    leading: tuple[int, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows of x a sample."""
+        return prod(self.leading)
+
+
+@dataclass(frozen=True)
+class MatmulSpec:
+    """y [N, *leading, rows, columns] = a [N, *leading, rows, inner] times b [N, *leading, inner, columns]; a transposed
+    operand is stored with its last two axes exchanged."""
+
+    rows: int
+    inner: int
+    columns: int
+    leading: tuple[int, ...] = ()
+    transpose_a: bool = False
+    transpose_b: bool = False
+
+
+def flops(spec: DenseSpec | MatmulSpec) -> int:
+    """Floating-point operations a sample, the same for each of the three dense kernels."""
+    if isinstance(spec, DenseSpec):
+        return 2 * spec.rows * spec.inputs * spec.outputs
+    return 2 * prod(spec.leading) * spec.rows * spec.inner * spec.columns
+
+
+def dense_forward(spec: DenseSpec, target: Target) -> PrimFunc:
+    """PrimFunc(x, w, y)."""
+    with write_kernel("dense_forward") as kernel:
+        rows = kernel.batch * spec.rows
+        x = kernel.tensor("x", (BATCH, *spec.leading, spec.inputs))
+        w = kernel.tensor("w", (spec.outputs, spec.inputs))
+        y = kernel.tensor("y", (BATCH, *spec.leading, spec.outputs))
+        x, y = view(x, rows, spec.inputs), view(y, rows, spec.outputs)
+        nest = _Dot(
+            target,
+            lambda row, k: x[row, k],
+            lambda m, k: w[m, k],
+            lambda row, m, value: store(y, (row, m), value),
+            spec.inputs,
+        )
+        tiles, row_tiles = split(spec.outputs, ROWS), (rows + (ROWS - 1)) // ROWS
+        with T.parallel(row_tiles * tiles.count) as task:
+            nest.tiles(settle(task % row_tiles), rows, settle(task // row_tiles), spec.outputs)
+    return kernel.function
+
+
+def dense_input_gradient(spec: DenseSpec, target: Target) -> PrimFunc:
+    """PrimFunc(dy, w, dx)."""
+    with write_kernel("dense_input_gradient") as kernel:
+        rows = kernel.batch * spec.rows
+        dy = kernel.tensor("dy", (BATCH, *spec.leading, spec.outputs))
+        w = kernel.tensor("w", (spec.outputs, spec.inputs))
+        dx = kernel.tensor("dx", (BATCH, *spec.leading, spec.inputs))
+        dy, dx = view(dy, rows, spec.outputs), view(dx, rows, spec.inputs)
+        nest = _Outer(target, lambda row, m: dy[row, m], lambda m, k: w[m, k], lambda row, k: (dx, (row, k)))
+        nest.parallel(rows, spec.inputs, spec.outputs)
+    return kernel.function
+
+
+def dense_weight_gradient(spec: DenseSpec, target: Target) -> PrimFunc:
+    """PrimFunc(x, dy, dw)."""
+    with write_kernel("dense_weight_gradient") as kernel:
+        rows = kernel.batch * spec.rows
+        x = kernel.tensor("x", (BATCH, *spec.leading, spec.inputs))
+        dy = kernel.tensor("dy", (BATCH, *spec.leading, spec.outputs))
+        dw = kernel.tensor("dw", (spec.outputs, spec.inputs))
+        x, dy = view(x, rows, spec.inputs), view(dy, rows, spec.outputs)
+        nest = _Outer(target, lambda m, row: dy[row, m], lambda row, k: x[row, k], lambda m, k: (dw, (m, k)))
+        nest.parallel(spec.outputs, spec.inputs, rows)
+    return kernel.function
+
+
+def matmul(spec: MatmulSpec, target: Target) -> PrimFunc:
+    """PrimFunc(a, b, y)."""
+    a_shape = (spec.inner, spec.rows) if spec.transpose_a else (spec.rows, spec.inner)
+    b_shape = (spec.columns, spec.inner) if spec.transpose_b else (spec.inner, spec.columns)
+    with write_kernel("matmul") as kernel:
+        pairs = kernel.batch * prod(spec.leading)
+        a = kernel.tensor("a", (BATCH, *spec.leading, *a_shape))
+        b = kernel.tensor("b", (BATCH, *spec.leading, *b_shape))
+        y = kernel.tensor("y", (BATCH, *spec.leading, spec.rows, spec.columns))
+        a, b, y = view(a, pairs, *a_shape), view(b, pairs, *b_shape), view(y, pairs, spec.rows, spec.columns)
+
+        def a_at(pair: Expr, i: Expr, k: Expr) -> Expr:
+            return a[pair, k, i] if spec.transpose_a else a[pair, i, k]
+
+        if spec.transpose_b and not spec.transpose_a:
+            tiles, row_tiles = split(spec.columns, ROWS), -(-spec.rows // ROWS)
+            with T.parallel(pairs * (row_tiles * tiles.count)) as task:
+                pair, place = settle(task // (row_tiles * tiles.count)), settle(task % (row_tiles * tiles.count))
+                dot = _Dot(
+                    target,
+                    lambda i, k: a[pair, i, k],
+                    lambda j, k: b[pair, j, k],
+                    lambda i, j, value: store(y, (pair, i, j), value),
+                    spec.inner,
+                )
+                dot.tiles(settle(place // tiles.count), spec.rows, settle(place % tiles.count), spec.columns)
+        else:
+            with T.parallel(pairs) as pair:
+                outer = _Outer(
+                    target,
+                    lambda i, k: a_at(pair, i, k),
+                    lambda k, j: b[pair, j, k] if spec.transpose_b else b[pair, k, j],
+                    lambda i, j: (y, (pair, i, j)),
+                    contiguous=not spec.transpose_b,
+                )
+                outer.serial(spec.rows, spec.columns, spec.inner)
+    return kernel.function
+
+
+@dataclass(frozen=True)
+class _Dot:
+    """Sums of a(row, k) * b(column, k) over k < `inner`, both contiguous in k: a vector of partial sums for each result."""
+
+    target: Target
+    a: Callable[[Expr, Expr], Expr]
+    b: Callable[[Expr, Expr], Expr]
+    put: Callable[[Expr, Expr, Expr], None]
+    inner: int
+
+    def tiles(self, row_tile: Expr, rows: Expr, column_tile: Expr, columns: int) -> None:
+        """One tile of the result: up to ROWS rows and as many columns."""
+        for size, first, count, first_column in split(columns, ROWS).parts:
+            with when(T.And(column_tile >= first, column_tile < first + count)):
+                column = settle(first_column + (column_tile - first) * size)
+                row = settle(row_tile * ROWS)
+                # Three rows of four sums and their operands are what 16 registers hold.
+                height = 3 if self.target.vector_registers <= FEW_REGISTERS else ROWS
+                with when(row + ROWS <= rows):
+                    for first_row in range(0, ROWS, height):
+                        self._tile(row + first_row, min(height, ROWS - first_row), column, size)
+                with when(row + ROWS > rows), T.serial(rows - row) as left:
+                    self._tile(row + left, 1, column, size)
+
+    def _tile(self, row: Expr, rows: int, column: Expr, columns: int) -> None:
+        width = self.target.vector_floats
+        vectors = self.inner // width
+        sums, totals = local(rows, columns, width), local(rows, columns)
+        every = [(i, j) for i in range(rows) for j in range(columns)]
+        for i, j in every:
+            store(sums, (i, j, lanes(0, width)), zeros(width))
+        with T.serial(vectors) as vector:
+            for i, j in every:
+                lane = lanes(vector * width, width)
+                add_to(sums, (i, j, lanes(0, width)), self.a(row + i, lane) * self.b(column + j, lane))
+        for i, j in every:
+            store(totals, (i, j), _lane_sum(sums, (i, j), 0, width))
+        with T.serial(self.inner - vectors * width) as rest:
+            for i, j in every:
+                k = vectors * width + rest
+                add_to(totals, (i, j), self.a(row + i, k) * self.b(column + j, k))
+        for i, j in every:
+            self.put(row + i, column + j, totals[i, j])
+
+
+def _lane_sum(sums: Buffer, index: tuple[int, ...], first: int, width: int) -> Expr:
+    """Sum of `width` lanes, pairwise: halves of halves."""
+    if width == 1:
+        return sums[(*index, first)]
+    half = width // 2
+    return _lane_sum(sums, index, first, half) + _lane_sum(sums, index, first + half, width - half)
+
+
+@dataclass(frozen=True)
+class _Outer:
+    """out(row, column) = sums of a(row, k) * b(k, column) over k, b and out contiguous in columns."""
+
+    target: Target
+    a: Callable[[Expr, Expr], Expr]
+    b: Callable[[Expr, Expr], Expr]
+    out: Callable[[Expr, Expr], tuple[Buffer, tuple[Expr, ...]]]
+    contiguous: bool = True
+    """False where b is not contiguous in columns: no vectors then."""
+
+    @property
+    def width(self) -> int:
+        return self.target.channel_block if self.contiguous else 1
+
+    @property
+    def vectors(self) -> int:
+        if self.target.vector_floats == 1:
+            return 1
+        return 3 if self.target.vector_registers <= FEW_REGISTERS else 4
+
+    def parallel(self, rows: Expr, columns: int, inner: Expr) -> None:
+        """The whole product, in tasks of ROWS rows and a chunk of columns."""
+        chunk = self.vectors * self.width * 4
+        chunks, row_tiles = -(-columns // chunk), (rows + (ROWS - 1)) // ROWS
+        with T.parallel(row_tiles * chunks) as task:
+            # The chunk of b that a task reads is the next task's too: rows run fastest.
+            self._task(settle(task % row_tiles), rows, settle(task // row_tiles), chunk, columns, inner)
+
+    def serial(self, rows: int, columns: int, inner: int) -> None:
+        """The whole product in this task."""
+        with T.serial(-(-rows // ROWS)) as row_tile:
+            self._task(row_tile, rows, 0, columns, columns, inner)
+
+    def _task(self, row_tile: Expr, rows: Expr, chunk_index: Expr, chunk: int, columns: int, inner: Expr) -> None:
+        row, column = settle(row_tile * ROWS), settle(chunk_index * chunk)
+        with T.serial((inner + (SUM_CHUNK - 1)) // SUM_CHUNK) as part:
+            first = settle(part * SUM_CHUNK)
+            count = settle(T.min(inner - first, SUM_CHUNK))
+            with when(row + ROWS <= rows):
+                self._columns(row, ROWS, column, chunk, columns, (first, count))
+            with when(row + ROWS > rows), T.serial(rows - row) as left:
+                self._columns(row + left, 1, column, chunk, columns, (first, count))
+
+    def _columns(
+        self, row: Expr, rows: int, column: Expr, chunk: int, columns: int, inner: tuple[Expr, Expr]
+    ) -> None:
+        """All columns of a chunk: whole tiles, then single vectors, then what does not fill a vector."""
+        tile = self.vectors * self.width
+        end = settle(T.min(column + chunk, columns))
+        tiles = settle((end - column) // tile)
+        with T.serial(tiles) as index:
+            self._tile(row, rows, column + index * tile, self.vectors, self.width, inner)
+        if columns % tile:
+            rest = settle(column + tiles * tile)
+            singles = settle((end - rest) // self.width)
+            with T.serial(singles) as index:
+                self._tile(row, rows, rest + index * self.width, 1, self.width, inner)
+            if columns % self.width:
+                last = settle(rest + singles * self.width)
+                with when(last < end):
+                    self._tile(row, rows, last, 1, columns % self.width, inner)
+
+    def _tile(self, row: Expr, rows: int, column: Expr, vectors: int, width: int, inner: tuple[Expr, Expr]) -> None:
+        first, count = inner
+        sums, lane = local(rows, vectors, width), lanes(0, width)
+        every = [(i, j) for i in range(rows) for j in range(vectors)]
+        for i, j in every:
+            buffer, index = self.out(row + i, lanes(column + j * width, width))
+            with T.If(first == 0):
+                with T.Then():
+                    store(sums, (i, j, lane), zeros(width))
+                with T.Else():
+                    store(sums, (i, j, lane), buffer[index])
+        with T.serial(count) as k:
+            for i in range(rows):
+                value = spread(self.a(row + i, first + k), width)
+                for j in range(vectors):
+                    add_to(sums, (i, j, lane), value * self.b(first + k, lanes(column + j * width, width)))
+        for i, j in every:
+            buffer, index = self.out(row + i, lanes(column + j * width, width))
+            store(buffer, index, sums[i, j, lane])

@@ -72,8 +72,8 @@ class Connection:
     """One host. `host` is an alias of ~/.ssh/config or [USER@]HOST[:PORT]; `ssh_config` stands in place of that file.
 
     `accept_new` records the key of a host that is not known yet; `answer_s` is how long a silent host is waited for.
-    Raises UsageError (2) for what can be no host,
-    LinkLostError (17), SecurityError (19) for a host key that is unknown or wrong, AuthenticationError (21).
+    Raises UsageError (2) for what can be no host, LinkLostError (17), SecurityError (19) for a host key that is unknown
+    or wrong, AuthenticationError (21).
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class Connection:
         self._transport: paramiko.Transport | None = None
         self._files: paramiko.SFTPClient | None = None
         self._gateway: Connection | None = None
+        self._depth = 0
 
     def __enter__(self) -> Connection:
         return self
@@ -243,11 +244,12 @@ class Connection:
         if not self.host.jumps:
             return dial(self.host, self._answer_s)
         *before, last = self.host.jumps
-        if len(before) >= _MAX_JUMPS:
+        if self._depth >= _MAX_JUMPS:
             raise UsageError(f"{self.host} is behind more than {_MAX_JUMPS} jumps. Check ProxyJump in ~/.ssh/config.")
         self._gateway = Connection(
             last, accept_new=self._accept_new, ssh_config=self._ssh_config, ask=self._ask, answer_s=self._answer_s
         )
+        self._gateway._depth = self._depth + 1
         if before:
             self._gateway.host = replace(self._gateway.host, jumps=tuple(before))
         return self._gateway.forward(self.host.address, self.host.port)
@@ -337,7 +339,8 @@ class Connection:
                 f"no answer from {self.host} for {self._answer_s:.0f} s to {doing}. Check that it is up."
             )
         said = " ".join(str(error).split()).rstrip(".") if error is not None else ""
-        return LinkLostError(f"{self.host} closed the link to {doing}: {said or 'no reason given'}. Check its sshd.")
+        did = f"{self.host} refused to" if self.open_now else f"the link to {self.host} was closed when asked to"
+        return LinkLostError(f"{did} {doing}: {said or 'no reason given'}. Check its sshd.")
 
     @contextlib.contextmanager
     def _file_calls(self, doing: str, path: str) -> Iterator[tuple[paramiko.SFTPClient, _Watch]]:
@@ -355,7 +358,8 @@ class Connection:
                 raise FileError(f"cannot {doing} {path} on {self.host}: {said}. Check the folder there.") from error
 
     def _open_files(self) -> paramiko.SFTPClient:
-        if self._files is not None and self.open_now:
+        used = self._files.get_channel() if self._files is not None else None
+        if self._files is not None and used is not None and not used.closed and self.open_now:
             return self._files
         channel = self._open_session()
         # The watch comes first and says so; this is for the case that it cannot close the socket.

@@ -121,7 +121,10 @@ def _make_host(name: str, host: str, options: dict[str, list[str]]) -> SshHost:
         user_known_hosts=paths(_split_paths(first("userknownhostsfile", _USER_KNOWN_HOSTS))),
         global_known_hosts=paths(_split_paths(first("globalknownhostsfile", _GLOBAL_KNOWN_HOSTS))),
         hash_known_hosts=first("hashknownhosts") == "yes",
-        jumps=tuple(filter(None, first("proxyjump").split(","))),
+        # `Host *` with a ProxyJump names the jump host itself too; like OpenSSH, nobody jumps through himself.
+        jumps=tuple(
+            jump for jump in first("proxyjump").split(",") if jump and split_name(jump)[1] not in (host, address)
+        ),
     )
 
 

@@ -28,6 +28,7 @@ from cross.errors import (
     MissingToolError,
     SecurityError,
     TasteError,
+    UsageError,
 )
 from host_control import ssh_auth
 from host_control.board import OperatingPoint
@@ -325,6 +326,17 @@ def test_through_a_jump_host(sshd: Sshd, tmp_path: Path) -> None:
     with Connection("behind", ssh_config=config) as board:
         assert board.run(["echo", "through"]).stdout == "through\n"
         assert not isinstance(board.open().sock, type(None)) and isinstance(board.open().sock, paramiko.Channel)
+
+
+@pytest.mark.needs("sshd")
+def test_a_circle_of_jump_hosts_ends(sshd: Sshd, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n" + sshd.config.read_text())
+    with Connection("a", ssh_config=config) as board, pytest.raises(UsageError, match="more than 8 jumps"):
+        board.open()
+    config.write_text(f"Host *\n  ProxyJump {ALIAS}\n" + sshd.config.read_text())
+    with Connection(ALIAS, ssh_config=config) as board:
+        assert board.run(["true"]).ok
 
 
 # Silence.

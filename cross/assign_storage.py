@@ -187,14 +187,14 @@ def _with_copies(program: ProgramGraph, storages: dict[str, Storage], target: Ta
     tensors = dict(program.tensors)
     nodes: list[Node] = []
     specs: dict[int, ConvSpec] = {}
-    copies: dict[tuple[str, Storage], str] = {}
+    copies: dict[tuple[str, Storage, int], str] = {}
 
     def copied(name: str, storage: Storage, reader: Node) -> str:
         if storages[name] == storage:
             return name
-        key = (name, storage)
+        key = (name, storage, reader.block)
         if key not in copies:
-            copies[key] = f"{name}:{storage.kind}" + (f"{storage.pads}" if storage.pads != NO_PADS else "")
+            copies[key] = f"{name}:{storage.kind}~{len(copies)}"
             tensors[copies[key]] = tensors[name]
             storages[copies[key]] = storage
             copy = Node("map", (name,), (copies[key],), {"expr": arg(0)}, reader.source, reader.block, reader.phase)

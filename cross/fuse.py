@@ -10,7 +10,7 @@ Block boundaries, gradients and results always exist under their own names.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 
 from cross.expression import Expr, arg, size, substitute
@@ -38,18 +38,11 @@ def fuse(program: ProgramGraph) -> ProgramGraph:
     return replace(program, nodes=tuple(nodes))
 
 
-def domain_of(program_tensors: dict[str, Shape], node: Node) -> Shape:
-    """The index space a reader walks: its output's for a map, its widest input's for a sum."""
+def domain_of(shapes: Mapping[str, Shape], node: Node) -> Shape:
+    """The index space a reader walks: its output's for a map; a sum says its own."""
     if node.op in ("map", "channel_window_sum"):
-        return program_tensors[node.outputs[0]]
-    rank = max(len(program_tensors[name]) for name in node.inputs)
-    extents: dict[int, int] = defaultdict(lambda: 1)
-    for name in node.inputs:
-        shape = program_tensors[name]
-        for axis, extent in enumerate(shape, start=rank - len(shape)):
-            if extent != 1:
-                extents[axis] = extent
-    return tuple(extents[axis] for axis in range(rank))
+        return shapes[node.outputs[0]]
+    return tuple(node.attrs["domain"])
 
 
 def expressions(node: Node) -> tuple[Expr, ...]:

@@ -15,6 +15,7 @@ from cross.assign_storage import StoredGraph, StoredProgram, convolution_spec
 from cross.expression import size
 from cross.fuse import domain_of, expressions
 from cross.graph import Node, TensorType
+from cross.rules.context import DROPOUT_COUNTER, LOSS_SCALE
 from cross.kernels.registry import BUILDERS, Site, SiteCall
 from cross.storage import Storage
 from cross.target import Target
@@ -53,6 +54,12 @@ class Kernels:
     target: Target
     programs: tuple[LoweredProgram, ...]
     builders: Mapping[str, Callable[[], PrimFunc]]
+
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        """Run-time scalars that some program reads."""
+        touched = {name for program in self.programs for call in program.calls for name in call.arguments}
+        return tuple(name for name in (LOSS_SCALE, DROPOUT_COUNTER) if name in touched)
 
 
 def lower(graph: StoredGraph, target: Target) -> Kernels:

@@ -72,7 +72,7 @@ def _train_program(model: Model, loss: str) -> tuple[ProgramGraph, dict[str, str
     protected = boundaries | set(gradients.values()) | {model.output, rows}
     protected |= {gradient_name(b) for b in boundaries if gradient_name(b) in build.tensors}
     protected |= {name for node in build.nodes for name in node.attrs.get("updates", ())}
-    nodes = _without_dead(tuple(build.nodes), protected)
+    nodes = _without_dead(_in_block_order(build.nodes), protected)
     program = ProgramGraph(
         "train", nodes, build.tensors, model.input, model.output, target, rows, frozenset(protected)
     )
@@ -133,6 +133,12 @@ def _settle(context: Context, tensor: str, parts: list[tuple[str, int]], named: 
     for i in range(1, len(parts)):
         expr = ex.add(expr, arg(i))
     return build.map(expr, [name for name, _ in parts], kind, wanted)
+
+
+def _in_block_order(nodes: list[Node]) -> tuple[Node, ...]:
+    """Backward nodes by descending block, so that a block's are contiguous (a shared parameter's sum comes late)."""
+    ahead = [n for n in nodes if n.phase != "backward"]
+    return (*ahead, *sorted((n for n in nodes if n.phase == "backward"), key=lambda n: -n.block))
 
 
 def _without_dead(nodes: tuple[Node, ...], needed: set[str]) -> tuple[Node, ...]:

@@ -1,8 +1,8 @@
 """Reading and writing tensors by canonical index, whatever their storage.
 
-Kernels of this folder other than convolutions are written once, over canonical indices; `load` and `store` put the
-storage in. A channel index keeps its block and lane apart (`Channel`), so that a blocked tensor read at the block of
-a blocked output costs no division and stays a vector access.
+Kernels of this folder other than convolutions are written once, over canonical indices; `position` puts the storage in.
+An index may be a vector (a ramp). A channel index keeps its block and lane apart (`Channel`), so that a blocked tensor read
+at the block of a blocked output costs no division and is one contiguous access.
 """
 
 from __future__ import annotations
@@ -40,6 +40,29 @@ def flat(index: Index) -> PrimExpr:
     return index.flat if isinstance(index, Channel) else index
 
 
+def position(storage: Storage, indices: Sequence[Index]) -> tuple[PrimExpr, ...]:
+    """Physical indices of the element at canonical `indices` (inside the tensor: no bounds are tested)."""
+    if storage.kind == "blocked":
+        sample, channel, row, column = indices
+        top, left, _, _ = storage.pads
+        block = storage.block
+        if isinstance(channel, Channel) and channel.block == block:
+            outer, lane = channel.outer, channel.lane
+        else:
+            place = flat(channel)
+            outer, lane = tirx.floordiv(place, block), tirx.floormod(place, block)
+        return sample, outer, row + top, column + left, lane
+    if storage.kind == "vector":
+        return (flat(indices[0]),)
+    return tuple(flat(i) for i in indices)
+
+
+def broadcast_indices(shape: Shape, domain: Shape, indices: Sequence[Index]) -> list[Index]:
+    """The indices of a tensor of `shape` that numpy broadcasting to `domain` reads at `indices` (of the domain)."""
+    offset = len(domain) - len(shape)
+    return [0 if extent == 1 and domain[d + offset] != 1 else indices[d + offset] for d, extent in enumerate(shape)]
+
+
 def physical_shape(storage: Storage, batch: PrimExpr) -> tuple[PrimExpr, ...]:
     return tuple(batch if d == BATCH else d for d in storage.shape)
 
@@ -49,29 +72,7 @@ def placeholder(storage: Storage, batch: PrimExpr, name: str) -> te.Tensor:
 
 
 def load(tensor: te.Tensor, storage: Storage, indices: Sequence[Index]) -> PrimExpr:
-    """The element at canonical `indices` (inside the tensor: no bounds are tested)."""
-    if storage.kind == "blocked":
-        sample, channel, row, column = indices
-        top, left, _, _ = storage.pads
-        block = storage.block
-        if isinstance(channel, Channel) and channel.block == block:
-            outer, lane = channel.outer, channel.lane
-        else:
-            position = flat(channel)
-            outer, lane = tirx.floordiv(position, block), tirx.floormod(position, block)
-        return tensor[sample, outer, row + top, column + left, lane]
-    if storage.kind == "vector":
-        return tensor[flat(indices[0])]
-    return tensor[tuple(flat(i) for i in indices)]
-
-
-def broadcast_load(
-    tensor: te.Tensor, storage: Storage, shape: Shape, domain: Shape, indices: Sequence[Index]
-) -> PrimExpr:
-    """The element that numpy broadcasting of `shape` to `domain` reads at `indices` (of the domain)."""
-    offset = len(domain) - len(shape)
-    own = [0 if extent == 1 and domain[d + offset] != 1 else indices[d + offset] for d, extent in enumerate(shape)]
-    return load(tensor, storage, own)
+    return tensor[position(storage, indices)]
 
 
 def store(storage: Storage, kind: TensorType, batch: PrimExpr, value: Callable[..., PrimExpr], name: str) -> te.Tensor:
@@ -115,20 +116,21 @@ def parallel_vector_schedule(schedule: Any, block: Any, storage: Storage, vector
     if len(loops) == 1 and storage.batched:
         return
     lane = loops[-1]
-    if len(loops) > 1 or not storage.batched:
-        if inner_extent % vector == 0 and inner_extent > vector:
-            _, lane = schedule.split(lane, [None, vector])
-            schedule.vectorize(lane)
-        elif inner_extent in (2, 4, 8, 16):
-            schedule.vectorize(lane)
-    if storage.elements < 512:
+    if inner_extent % vector == 0 and inner_extent > vector:
+        _, lane = schedule.split(lane, [None, vector])
+        schedule.vectorize(lane)
+    elif inner_extent in (2, 4, 8, 16):
+        schedule.vectorize(lane)
+    if storage.elements < PARALLEL_ELEMENTS:
         return
     loops = schedule.get_loops(block)
     parallel = schedule.fuse(*loops[:2]) if storage.batched and len(loops) > 2 else loops[0]
     schedule.parallel(parallel)
 
 
+PARALLEL_ELEMENTS = 512
+"""Below so many elements (a sample) a kernel runs in the caller: waking the pool would cost more."""
+
+
 def batch_variable() -> PrimExpr:
     return te.var(BATCH_VARIABLE)
-
-

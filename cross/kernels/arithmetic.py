@@ -3,6 +3,9 @@
 No libm: TVM's exp becomes a scalar `expf` call, slow and different from one C library to the next. These are vectors of
 plain arithmetic, the same on every target: Cody-Waite reduction and minimax polynomials in the form of Cephes
 (Moshier, single precision), 1-2 ulp.
+
+Values may be vectors. What is used more than once is kept in a local variable: TIR is a tree, and shared parts would be
+written out (and simplified) at each use.
 """
 
 from __future__ import annotations
@@ -11,95 +14,147 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
+from tvm.script.ir_builder import tirx as T
 
 from cross.expression import Expr
+from cross.kernels.loop_nest import ON_STACK, lanes
 
 PrimExpr = Any
 
 
-def _f(value: float) -> PrimExpr:
-    return tirx.const(value, "float32")
+def _type(value: PrimExpr) -> tuple[str, int]:
+    """(element type, lanes)."""
+    name, _, width = str(tirx.convert(value).ty).partition("x")
+    return name, int(width) if width else 1
+
+
+def width_of(value: PrimExpr) -> int:
+    return _type(value)[1]
+
+
+def _dtype(value: PrimExpr) -> str:
+    return _type(value)[0]
+
+
+def constant(value: float, like: PrimExpr, dtype: str = "float32") -> PrimExpr:
+    scalar = tirx.const(value, dtype)
+    width = width_of(like)
+    return tirx.Broadcast(scalar, width) if width > 1 else scalar
+
+
+def cast(dtype: str, value: PrimExpr) -> PrimExpr:
+    width = width_of(value)
+    return tirx.Cast(dtype if width == 1 else f"{dtype}x{width}", value)
+
+
+def bits(dtype: str, value: PrimExpr) -> PrimExpr:
+    width = width_of(value)
+    return tirx.reinterpret(dtype if width == 1 else f"{dtype}x{width}", value)
+
+
+def keep(value: PrimExpr) -> PrimExpr:
+    """The value, computed once and held in a register."""
+    width = width_of(value)
+    variable = T.alloc_buffer((width,), _dtype(value), scope="local", annotations=ON_STACK)
+    index = lanes(0, width)
+    T.buffer_store(variable, value, [index])
+    return variable[index]
+
+
+def select(condition: PrimExpr, a: PrimExpr, b: PrimExpr) -> PrimExpr:
+    """a where the condition holds, else b; scalars are spread over the lanes of the others."""
+    width = max(width_of(v) for v in (condition, a, b))
+
+    def spread(v: PrimExpr) -> PrimExpr:
+        return tirx.Broadcast(v, width) if width > 1 and width_of(v) == 1 else v
+
+    return tirx.Select(spread(condition), spread(a), spread(b))
 
 
 def _polynomial(x: PrimExpr, coefficients: tuple[float, ...]) -> PrimExpr:
-    total = _f(coefficients[0])
+    total = constant(coefficients[0], x)
     for coefficient in coefficients[1:]:
-        total = total * x + _f(coefficient)
+        total = total * x + constant(coefficient, x)
     return total
 
 
 def exp(x: PrimExpr) -> PrimExpr:
     """e^x: x = k ln 2 + r, |r| <= ln 2 / 2; 2^k is put together from bits. Saturates at the float32 range; NaN stays NaN."""
-    clamped = maximum(minimum(x, _f(88.0)), _f(-87.0))
+    x = keep(x)
+    clamped = keep(maximum(minimum(x, constant(88.0, x)), constant(-87.0, x)))
     # Truncation of a positive number is the floor: no floor instruction on rv64gc, and floorf would be libm.
-    k = tirx.Cast("int32", clamped * _f(1.44269504088896341) + _f(128.5)) - tirx.const(128, "int32")
-    kf = tirx.Cast("float32", k)
-    r = clamped - kf * _f(0.693359375) - kf * _f(-2.12194440e-4)
+    shifted = clamped * constant(1.44269504088896341, x) + constant(128.5, x)
+    k = keep(cast("int32", shifted) - constant(128, x, "int32"))
+    kf = keep(cast("float32", k))
+    r = keep(clamped - kf * constant(0.693359375, x) - kf * constant(-2.12194440e-4, x))
     coefficients = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
-    series = _polynomial(r, coefficients) * r * r + r + _f(1.0)
-    power = tirx.reinterpret("float32", (k + tirx.const(127, "int32")) << tirx.const(23, "int32"))
-    return series * power + (x - x)
+    series = _polynomial(r, coefficients) * r * r + r + constant(1.0, x)
+    power = bits("float32", (k + constant(127, x, "int32")) << constant(23, x, "int32"))
+    return select(x == x, series * power, x)
 
 
 def log(x: PrimExpr) -> PrimExpr:
     """ln x for normal x > 0: x = m 2^k, sqrt(1/2) <= m < sqrt(2). Zero gives -inf, below zero and NaN give NaN."""
-    bits = tirx.reinterpret("int32", x)
-    k = (bits >> tirx.const(23, "int32")) - tirx.const(126, "int32")
-    mantissa = tirx.reinterpret(
-        "float32", (bits & tirx.const(0x007FFFFF, "int32")) | tirx.const(0x3F000000, "int32")
-    )
-    low = mantissa < _f(0.707106781186547524)
-    kf = tirx.Cast("float32", tirx.Select(low, k - 1, k))
-    m = tirx.Select(low, mantissa + mantissa, mantissa) - _f(1.0)
+    x = keep(x)
+    raw = keep(bits("int32", x))
+    fraction = (raw & constant(0x007FFFFF, x, "int32")) | constant(0x3F000000, x, "int32")
+    mantissa = keep(bits("float32", fraction))
+    k = keep((raw >> constant(23, x, "int32")) - constant(126, x, "int32"))
+    low = mantissa < constant(0.707106781186547524, x)
+    kf = keep(cast("float32", select(low, k - constant(1, x, "int32"), k)))
+    m = keep(select(low, mantissa + mantissa, mantissa) - constant(1.0, x))
     coefficients = (
         7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1,
         -1.6668057665e-1, 2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
     )  # fmt: skip
-    square = m * m
-    value = _polynomial(m, coefficients) * m * square + kf * _f(-2.12194440e-4) - _f(0.5) * square
-    value = m + value + kf * _f(0.693359375)
-    bad = tirx.Select(x == _f(0.0), _f(float("-inf")), _f(float("nan")))
-    return tirx.Select(x > _f(0.0), value, bad)
+    square = keep(m * m)
+    tail = _polynomial(m, coefficients) * m * square + kf * constant(-2.12194440e-4, x) - constant(0.5, x) * square
+    value = m + tail + kf * constant(0.693359375, x)
+    bad = select(x == constant(0.0, x), constant(float("-inf"), x), constant(float("nan"), x))
+    return select(x > constant(0.0, x), value, bad)
 
 
 def sigmoid(x: PrimExpr) -> PrimExpr:
-    return _f(1.0) / (_f(1.0) + exp(_f(0.0) - x))
+    return constant(1.0, x) / (constant(1.0, x) + exp(constant(0.0, x) - x))
 
 
 def tanh(x: PrimExpr) -> PrimExpr:
     """A polynomial near zero, where 1 - 2 / (e^2x + 1) would cancel."""
-    magnitude = tirx.Select(x < _f(0.0), _f(0.0) - x, x)
+    x = keep(x)
+    zero, one = constant(0.0, x), constant(1.0, x)
+    magnitude = keep(select(x < zero, zero - x, x))
     coefficients = (-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1)
-    square = x * x
+    square = keep(x * x)
     near = _polynomial(square, coefficients) * square * x + x
-    far = _f(1.0) - _f(2.0) / (exp(magnitude + magnitude) + _f(1.0))
-    return tirx.Select(magnitude < _f(0.625), near, tirx.Select(x < _f(0.0), _f(0.0) - far, far))
+    far = keep(one - constant(2.0, x) / (exp(magnitude + magnitude) + one))
+    return select(magnitude < constant(0.625, x), near, select(x < zero, zero - far, far))
 
 
 def maximum(a: PrimExpr, b: PrimExpr) -> PrimExpr:
     """Like numpy's for a NaN in `a`: it stays."""
-    return tirx.Select(b > a, b, a)
+    return select(b > a, b, a)
 
 
 def minimum(a: PrimExpr, b: PrimExpr) -> PrimExpr:
-    return tirx.Select(b < a, b, a)
+    return select(b < a, b, a)
 
 
 def uniform(identity: int, counter: Callable[[int], PrimExpr], sample: PrimExpr, element: PrimExpr) -> PrimExpr:
-    """A number in [0, 1) from (seed, step, sample, element, identity): the finaliser of MurmurHash3, twice."""
-
-    def u32(value: int | PrimExpr) -> PrimExpr:
-        return tirx.const(value, "uint32") if isinstance(value, int) else tirx.Cast("uint32", value)
+    """A number in [0, 1) from (seed, step, sample, element, identity): the finaliser of MurmurHash3, three times."""
 
     def mix(h: PrimExpr) -> PrimExpr:
-        h = (h ^ (h >> u32(16))) * u32(0x85EBCA6B)
-        h = (h ^ (h >> u32(13))) * u32(0xC2B2AE35)
-        return h ^ (h >> u32(16))
+        h = keep(h)
+        h = keep((h ^ (h >> constant(16, h, "uint32"))) * constant(0x85EBCA6B, h, "uint32"))
+        h = keep((h ^ (h >> constant(13, h, "uint32"))) * constant(0xC2B2AE35, h, "uint32"))
+        return h ^ (h >> constant(16, h, "uint32"))
 
-    row = mix(counter(0) ^ u32(identity)) + counter(1) * u32(0x9E3779B9)
-    row = mix(row ^ ((counter(2) + u32(sample)) * u32(0x85EBCA77)))
-    bits = mix(row + u32(element) * u32(0x9E3779B1))
-    return tirx.Cast("float32", tirx.Cast("int32", bits >> u32(8))) * _f(2.0**-24)
+    place = cast("uint32", sample)
+    start = mix(counter(0) ^ constant(identity, place, "uint32")) + counter(1) * constant(0x9E3779B9, place, "uint32")
+    row = mix(start ^ ((counter(2) + place) * constant(0x85EBCA77, place, "uint32")))
+    along = cast("uint32", element)
+    mixed = mix(row + along * constant(0x9E3779B1, along, "uint32"))
+    high = cast("int32", mixed >> constant(8, mixed, "uint32"))
+    return cast("float32", high) * constant(2.0**-24, high)
 
 
 FUNCTIONS: dict[str, Callable[..., PrimExpr]] = {
@@ -107,12 +162,12 @@ FUNCTIONS: dict[str, Callable[..., PrimExpr]] = {
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
     "div": lambda a, b: a / b,
-    "neg": lambda a: _f(0.0) - a,
+    "neg": lambda a: constant(0.0, a) - a,
     "max": maximum,
     "min": minimum,
     "greater": lambda a, b: a > b,
-    "equal": lambda a, b: a == tirx.Cast("float32", b),
-    "select": tirx.Select,
+    "equal": lambda a, b: a == cast("float32", b),
+    "select": select,
     "exp": exp,
     "log": log,
     "sqrt": tirx.sqrt,
@@ -127,21 +182,41 @@ def evaluate(
     index: Callable[[int], PrimExpr],
     random: Callable[[int, int], PrimExpr],
 ) -> PrimExpr:
-    """An expression at one element: read(i) is input i there, index(d) its index, random(identity, counter input) its number."""
+    """An expression at one place: read(i) is input i there, index(d) its index, random(identity, counter input) its number."""
+    uses: dict[Expr, int] = {}
+
+    def count(e: Expr) -> None:
+        uses[e] = uses.get(e, 0) + 1
+        if uses[e] == 1:
+            for part in e[1:]:
+                if isinstance(part, tuple):
+                    count(part)
+
+    count(expr)
     memo: dict[Expr, PrimExpr] = {}
 
     def visit(e: Expr) -> PrimExpr:
         if e not in memo:
-            if e[0] == "input":
-                memo[e] = read(e[1])
-            elif e[0] == "const":
-                memo[e] = _f(e[1])
-            elif e[0] == "index":
-                memo[e] = tirx.Cast("float32", index(e[1]))
-            elif e[0] == "uniform":
-                memo[e] = random(e[1], e[2])
-            else:
-                memo[e] = FUNCTIONS[e[0]](*(visit(part) for part in e[1:]))
+            value = _leaf(e, read, index, random)
+            if value is None:
+                value = FUNCTIONS[e[0]](*(visit(part) for part in e[1:]))
+            is_kept = uses[e] > 1 and e[0] not in ("const", "greater", "equal")
+            memo[e] = keep(value) if is_kept else value
         return memo[e]
 
     return visit(expr)
+
+
+def _leaf(
+    e: Expr,
+    read: Callable[[int], PrimExpr],
+    index: Callable[[int], PrimExpr],
+    random: Callable[[int, int], PrimExpr],
+) -> PrimExpr | None:
+    if e[0] == "input":
+        return read(e[1])
+    if e[0] == "const":
+        return tirx.const(e[1], "float32")
+    if e[0] == "index":
+        return cast("float32", tirx.convert(index(e[1])))
+    return random(e[1], e[2]) if e[0] == "uniform" else None

@@ -62,10 +62,10 @@ class MatmulSpec:
     """y [N, *leading, rows, columns] = a [N, *leading, rows, inner] times b [N, *leading, inner, columns]; a transposed
     operand is stored with its last two axes exchanged."""
 
+    leading: tuple[int, ...]
     rows: int
-    inner: int
     columns: int
-    leading: tuple[int, ...] = ()
+    inner: int
     transpose_a: bool = False
     transpose_b: bool = False
 

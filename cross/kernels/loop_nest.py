@@ -51,9 +51,13 @@ def write_kernel(name: str) -> Iterator[Kernel]:
     kernel.function = builder.get()
 
 
+ON_STACK = {"disable_lower_builtin": True}
+"""Keeps TVM from turning an allocation of known size into a call for workspace memory."""
+
+
 def local(*shape: int) -> Buffer:
     """A small float32 array of this task: registers where every index is a constant, stack otherwise."""
-    return T.alloc_buffer(shape, "float32", scope="local")
+    return T.alloc_buffer(shape, "float32", scope="local", annotations=ON_STACK)
 
 
 def view(buffer: Buffer, *shape: Expr) -> Buffer:
@@ -64,7 +68,7 @@ def view(buffer: Buffer, *shape: Expr) -> Buffer:
 def settle(value: Expr) -> Expr:
     """An index computed once: kept in a local variable that TVM's simplifier cannot write out again at each of hundreds of
     uses (it does so with a plain binding, and then spends seconds on a kernel)."""
-    variable = T.alloc_buffer((1,), "int64", scope="local")
+    variable = T.alloc_buffer((1,), "int64", scope="local", annotations=ON_STACK)
     T.buffer_store(variable, T.Cast("int64", value), [0])
     return variable[0]
 

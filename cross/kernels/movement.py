@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from tvm import s_tir, te, tirx
+from tvm.script.ir_builder import tirx as T
 
 from cross.expression import Expr
 from cross.graph import TensorType
 from cross.kernels import access
 from cross.kernels.access import Channel, Index, PrimExpr, flat
-from cross.kernels.map import element
-from cross.storage import Storage
+from cross.kernels.loop_nest import add_to, local, store, when, write_kernel, zeros
+from cross.kernels.map import declare, declare_inputs, element
+from cross.storage import NO_PADS, Storage
 
 
 def _moved(
@@ -141,24 +143,35 @@ def channel_window_sum_kernel(
     types: Sequence[TensorType],
     output: Storage,
     kind: TensorType,
-    vector: int,
 ) -> tirx.PrimFunc:
     """y[c] = sum of expr over channels c - (size-1)//2 .. c + size//2 (ONNX LRN's window), or the mirrored window."""
     below, above = ((window - 1) // 2, window // 2)[:: -1 if mirrored else 1]
     channels = kind.shape[1]
-    batch = access.batch_variable()
-    tensors = [access.placeholder(s, batch, f"x{i}") for i, s in enumerate(inputs)]
+    with write_kernel("channel_window_sum") as kernel:
+        sources = declare_inputs(kernel, inputs, types)
+        y = declare(kernel, "y", output)
+        extents = [kernel.batch, *kind.shape[1:]]
+        rows = kernel.batch * prod(kind.shape[1:])
+        if output.kind == "blocked" and (channels % output.block or output.pads != NO_PADS):
+            with T.serial(0, kernel.batch) as n:
+                _blank(y, n, output)
+        with T.parallel(0, rows) as row:
+            indices: list[PrimExpr] = []
+            for extent in reversed(extents):
+                indices.insert(0, row % extent)
+                row = row // extent
+            total = local(1)
+            store(total, (0,), zeros(1))
+            with T.serial(0, below + above + 1) as offset:
+                c = indices[1] + offset - below
+                with when(tirx.all(c >= 0, c < channels)):
+                    add_to(total, (0,), element(expr, sources, kind.shape, (indices[0], c, *indices[2:])))
+            store(y, access.position(output, indices), total[0])
+    return kernel.function
 
-    def value(*indices: Index) -> PrimExpr:
-        total = tirx.const(0, "float32")
-        for offset in range(-below, above + 1):
-            c = flat(indices[1]) + offset
-            own = (indices[0], c, *indices[2:])
-            term = element(expr, tensors, inputs, types, kind.shape, own)
-            total = total + tirx.if_then_else(tirx.all(c >= 0, c < channels), term, tirx.const(0, "float32"))
-        return total
 
-    y = access.store(output, kind, batch, value, "y")
-    schedule = s_tir.Schedule(access.prim_func([*tensors, y]))
-    access.parallel_vector_schedule(schedule, schedule.get_sblock("y"), output, 1 if prod(kind.shape[2:]) else vector)
-    return schedule.mod["main"]
+def _blank(y: PrimExpr, n: PrimExpr, output: Storage) -> None:
+    """All of one sample to zero, borders and filled-up channels included."""
+    _, groups, rows, columns, block = output.shape
+    with T.serial(0, groups) as o, T.serial(0, rows) as h, T.serial(0, columns) as w, T.serial(0, block) as lane:
+        store(y, (n, o, h, w, lane), zeros(1))

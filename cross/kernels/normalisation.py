@@ -7,184 +7,162 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from tvm import s_tir, te, tirx
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
 
 from cross.graph import Shape
 from cross.kernels import access
-from cross.kernels.access import Channel, PrimExpr
+from cross.kernels.access import PrimExpr
+from cross.kernels.arithmetic import keep, width_of
+from cross.kernels.loop_nest import Kernel, add_to, lanes, local, spread, store, write_kernel, zeros
 from cross.kernels.reduce import accumulators
 from cross.storage import Storage
 
 
-def batch_statistics_kernel(domain: Shape, x: Storage, outputs: Sequence[Storage], vector: int) -> tirx.PrimFunc:
+def batch_statistics_kernel(domain: Shape, x: Storage, outputs: Sequence[Storage]) -> Any:
     """Arguments: x [N,C,H,W] blocked, sum and m2 [N,C,1,1]. Two passes over a plane that is in cache after the first."""
     _, _, height, width = domain
-    batch, block, outer_extent = access.batch_variable(), x.block, x.shape[1]
-    side, pixels = accumulators(width), height * width
-    source = access.placeholder(x, batch, "x")
+    top, left, _, _ = x.pads
+    block, groups, side = x.block, x.shape[1], accumulators(width)
+    with write_kernel("batch_statistics") as kernel:
+        source = kernel.tensor("x", x.shape)
+        sums, m2 = kernel.tensor("sum", outputs[0].shape), kernel.tensor("m2", outputs[1].shape)
+        with T.parallel(0, kernel.batch * groups) as task:
+            n, o = task // groups, task % groups
+            parts, centre = local(side * block), local(block)
 
-    def part(name: str, value: Any) -> te.Tensor:
-        rh, rw = te.reduce_axis((0, height), "rh"), te.reduce_axis((0, width // side), "rw")
-        shape = (batch, outer_extent, side, block)
-        return te.compute(
-            shape, lambda n, o, j, v: te.sum(value(n, o, rh, rw * side + j, v), axis=[rh, rw]), name=name
-        )
+            def plane(value: Any) -> None:
+                """Sum value(pixel) over the plane into the accumulators side by side, then into the first."""
+                for j in range(side):
+                    store(parts, (lanes(j * block, block),), zeros(block))
+                with T.serial(0, height) as h, T.serial(0, width // side) as w:
+                    for j in range(side):
+                        pixel = source[n, o, h + top, w * side + j + left, lanes(0, block)]
+                        add_to(parts, (lanes(j * block, block),), value(pixel))
+                for j in range(1, side):
+                    add_to(parts, (lanes(0, block),), parts[lanes(j * block, block)])
 
-    def total(name: str, parts: te.Tensor) -> te.Tensor:
-        rs = te.reduce_axis((0, side), "rs")
-        shape = (batch, outer_extent, 1, 1, block)
-        return te.compute(shape, lambda n, o, h, w, v: te.sum(parts[n, o, rs, v], axis=[rs]), name=name)
-
-    def read(n: PrimExpr, o: PrimExpr, h: PrimExpr, w: PrimExpr, v: PrimExpr) -> PrimExpr:
-        return access.load(source, x, (n, Channel(o, v, block), h, w))
-
-    sum_part = part("sum_part", read)
-    sums = total("sum", sum_part)
-    share = tirx.const(1.0 / pixels, "float32")
-
-    def squared(n: PrimExpr, o: PrimExpr, h: PrimExpr, w: PrimExpr, v: PrimExpr) -> PrimExpr:
-        deviation = read(n, o, h, w, v) - sums[n, o, 0, 0, v] * share
-        return deviation * deviation
-
-    m2_part = part("m2_part", squared)
-    m2 = total("m2", m2_part)
-    schedule = s_tir.Schedule(access.prim_func([source, sums, m2]))
-    task = schedule.fuse(*schedule.get_loops(schedule.get_sblock("m2"))[:2])
-    schedule.parallel(task)
-    for name in ("m2_part", "sum", "sum_part"):
-        schedule.compute_at(schedule.get_sblock(name), task)
-    for name in ("sum_part", "m2_part"):
-        _plane_part(schedule, name)
-    for name in ("sum", "m2"):
-        _plane_total(schedule, name)
-    return schedule.mod["main"]
+            plane(lambda pixel: pixel)
+            total = parts[lanes(0, block)]
+            store(sums, (n, o, 0, 0, lanes(0, block)), total)
+            store(centre, (lanes(0, block),), total * spread(T.float32(1.0 / (height * width)), block))
+            plane(lambda pixel: (pixel - centre[lanes(0, block)]) * (pixel - centre[lanes(0, block)]))
+            store(m2, (n, o, 0, 0, lanes(0, block)), parts[lanes(0, block)])
+    return kernel.function
 
 
-def _plane_part(schedule: Any, name: str) -> None:
-    block = schedule.get_sblock(name)
-    schedule.set_scope(block, 0, "local")
-    j, lane, rh, rw = schedule.get_loops(block)[-4:]
-    schedule.reorder(rh, rw, j, lane)
-    schedule.unroll(j)
-    schedule.vectorize(lane)
-    loops = schedule.get_loops(schedule.decompose_reduction(block, rh))
-    schedule.unroll(loops[-2])
-    schedule.vectorize(loops[-1])
+@dataclass(frozen=True)
+class _Partial:
+    """Sums of each sample and channel, [N, C] or [N, C, 1, 1], read a few channels at a time."""
+
+    buffer: Any
+    storage: Storage
+
+    def at(self, n: PrimExpr, channel: PrimExpr) -> PrimExpr:
+        trailing = [0] * (len(self.storage.axes) - 2)
+        width, block = width_of(channel), self.storage.block
+        if self.storage.kind == "blocked" and width == block > 1:
+            channel = access.Channel(channel.base // block, lanes(0, block), block)
+        return self.buffer[access.position(self.storage, (n, channel, *trailing))]
 
 
-def _plane_total(schedule: Any, name: str) -> None:
-    block = schedule.get_sblock(name)
-    lane, rs = schedule.get_loops(block)[-2:]
-    schedule.reorder(rs, lane)
-    schedule.vectorize(lane)
-    initial = schedule.decompose_reduction(block, rs)
-    schedule.vectorize(schedule.get_loops(initial)[-1])
+def _lanes_of(partial: Sequence[Storage], channels: int, length: int, vector: int) -> int:
+    """Channels computed together: a vector where every block is whole, else one."""
+    same = all(s.kind != "blocked" or s.block == vector for s in partial)
+    return vector if same and length % vector == 0 and channels % vector == 0 else 1
 
 
-class _Channels:
-    """Vectors of one value a channel, filled up to whole blocks, and sums over samples into them."""
-
-    def __init__(self, length: int, channels: int, batch: PrimExpr, pixels: int) -> None:
-        self.length, self.channels, self.batch, self.pixels = length, channels, batch, pixels
-
-    def placeholder(self, name: str) -> te.Tensor:
-        return te.placeholder((self.length,), name=name)
-
-    def sum(self, name: str, tensor: te.Tensor, storage: Storage, value: Any = None) -> te.Tensor:
-        """Sum over the samples of value(element, channel)."""
-        rn = te.reduce_axis((0, self.batch), f"r_{name}")
-        trailing = [0] * (len(storage.axes) - 2)
-
-        def at(i: PrimExpr) -> PrimExpr:
-            inner = access.load(tensor, storage, (rn, i, *trailing))
-            inner = inner if value is None else value(rn, inner, i)
-            if storage.kind == "plain" and self.length != self.channels:
-                inner = tirx.if_then_else(i < self.channels, inner, tirx.const(0, "float32"))
-            return te.sum(inner, axis=[rn])
-
-        return te.compute((self.length,), at, name=name)
-
-    def each(self, name: str, value: Any) -> te.Tensor:
-        return te.compute((self.length,), value, name=name)
-
-    def count(self) -> PrimExpr:
-        """Values a channel: samples times pixels."""
-        return tirx.Cast("float32", self.batch * self.pixels)
+def _total(kernel: Kernel, width: int, value: Any) -> PrimExpr:
+    """Sum value(sample) over the samples, in order."""
+    total = local(width)
+    store(total, (lanes(0, width),), zeros(width))
+    with T.serial(0, kernel.batch) as n:
+        add_to(total, (lanes(0, width),), value(n))
+    return total[lanes(0, width)]
 
 
-def _schedule_vectors(schedule: Any, names: Sequence[str], length: int, vector: int) -> None:
-    if length % vector:
-        return
-    for name in names:
-        block = schedule.get_sblock(name)
-        loops = schedule.get_loops(block)
-        outer, lane = schedule.split(loops[0], [None, vector])
-        if len(loops) == 2:
-            schedule.reorder(outer, loops[1], lane)
-            initial = schedule.decompose_reduction(block, loops[1])
-            schedule.vectorize(schedule.get_loops(initial)[-1])
-        schedule.vectorize(lane)
+def _count(kernel: Kernel, pixels: int) -> PrimExpr:
+    """Values a channel: samples times pixels."""
+    return T.Cast("float32", kernel.batch * pixels)
 
 
 def batch_norm_finish_kernel(
     partial: Sequence[Storage], channels: int, length: int, pixels: int, eps: float, momentum: float, vector: int
-) -> tirx.PrimFunc:
-    """Arguments: sum, m2 (absent where x has no pixels), gamma, beta, running mean, running var, then mean, var, scale,
-    shift, running mean, running var. The running variance is the unbiased one, as in PyTorch."""
-    batch = access.batch_variable()
-    c = _Channels(length, channels, batch, pixels)
-    sources = [access.placeholder(s, batch, f"partial{i}") for i, s in enumerate(partial)]
-    gamma, beta, old_mean, old_var = (c.placeholder(name) for name in ("gamma", "beta", "old_mean", "old_var"))
-    share = tirx.const(1.0 / pixels, "float32")
-    sums = c.sum("total", sources[0], partial[0])
-    mean = c.each("mean", lambda i: sums[i] / c.count())
+) -> Any:
+    """Arguments: sum, m2 (absent where x has no pixels), gamma, beta, running mean, running var, then sum, m2 over all
+    samples, mean, var (biased), scale, shift, running mean, running var. The running variance is the unbiased one, as
+    in PyTorch. Filled-up channels come out zero."""
+    width = _lanes_of(partial, channels, length, vector)
+    with write_kernel("batch_norm_finish") as kernel:
+        sources = [_Partial(kernel.tensor(f"partial{i}", s.shape), s) for i, s in enumerate(partial)]
+        gamma, beta, old_mean, old_var = (kernel.tensor(n, (length,)) for n in ("gamma", "beta", "old_mean", "old_var"))
+        names = ("total", "m2", "mean", "var", "scale", "shift", "new_mean", "new_var")
+        outputs = {name: kernel.tensor(name, (length,)) for name in names}
+        with T.serial(0, channels // width) as group:
+            at = lanes(group * width, width)
+            count = _count(kernel, pixels)
+            total = _total(kernel, width, lambda n: sources[0].at(n, at))
+            mean = keep(total / count)
 
-    def deviations(rn: PrimExpr, own: PrimExpr, i: PrimExpr) -> PrimExpr:
-        trailing = [0] * (len(partial[0].axes) - 2)
-        sample_sum = access.load(sources[0], partial[0], (rn, i, *trailing))
-        shift = sample_sum * share - mean[i]
-        spread = shift * shift * tirx.const(float(pixels), "float32")
-        return spread if len(sources) == 1 else own + spread
+            def deviation(n: PrimExpr) -> PrimExpr:
+                shift = keep(sources[0].at(n, at) * T.float32(1.0 / pixels) - mean)
+                spread_out = shift * shift * T.float32(float(pixels))
+                return spread_out if len(sources) == 1 else sources[1].at(n, at) + spread_out
 
-    m2 = c.sum("m2", sources[-1], partial[-1], deviations)
-    var = c.each("var", lambda i: m2[i] / c.count())
-    scale = c.each("scale", lambda i: gamma[i] / tirx.sqrt(var[i] + tirx.const(eps, "float32")))
-    shift = c.each("shift", lambda i: beta[i] - mean[i] * scale[i])
-    keep, take = tirx.const(1.0 - momentum, "float32"), tirx.const(momentum, "float32")
-    new_mean = c.each("new_mean", lambda i: old_mean[i] * keep + mean[i] * take)
-    unbiased = tirx.max(c.count() - tirx.const(1.0, "float32"), tirx.const(1.0, "float32"))
-    new_var = c.each("new_var", lambda i: old_var[i] * keep + m2[i] / unbiased * take)
-    outputs = [sums, m2, mean, var, scale, shift, new_mean, new_var]
-    schedule = s_tir.Schedule(access.prim_func([*sources, gamma, beta, old_mean, old_var, *outputs]))
-    names = ("total", "mean", "m2", "var", "scale", "shift", "new_mean", "new_var")
-    _schedule_vectors(schedule, names, length, vector)
-    return schedule.mod["main"]
+            m2 = keep(_total(kernel, width, deviation))
+            var = keep(m2 / count)
+            scale = keep(gamma[at] / tirx.sqrt(var + T.float32(eps)))
+            keep_old, take = T.float32(1.0 - momentum), T.float32(momentum)
+            unbiased = tirx.max(count - T.float32(1.0), T.float32(1.0))
+            values = {
+                "total": total,
+                "m2": m2,
+                "mean": mean,
+                "var": var,
+                "scale": scale,
+                "shift": beta[at] - mean * scale,
+                "new_mean": old_mean[at] * keep_old + mean * take,
+                "new_var": old_var[at] * keep_old + m2 / unbiased * take,
+            }
+            for name in names:
+                store(outputs[name], (at,), values[name])
+        _zero_rest(outputs, channels, length)
+    return kernel.function
 
 
 def batch_norm_gradient_finish_kernel(
     partial: Sequence[Storage], channels: int, length: int, pixels: int, eps: float, vector: int
-) -> tirx.PrimFunc:
-    """Arguments: sums of dy and of dy (x - mean) a sample, gamma, mean, var, then dgamma, dbeta, a, b, c."""
-    batch = access.batch_variable()
-    c = _Channels(length, channels, batch, pixels)
-    sources = [access.placeholder(s, batch, f"partial{i}") for i, s in enumerate(partial)]
-    gamma, mean, var = (c.placeholder(name) for name in ("gamma", "mean", "var"))
+) -> Any:
+    """Arguments: sums of dy and of dy (x - mean) a sample, gamma, mean, var, then the second sum over all samples,
+    dgamma, dbeta, a, b, c. Filled-up channels come out zero."""
+    width = _lanes_of(partial, channels, length, vector)
+    with write_kernel("batch_norm_gradient_finish") as kernel:
+        sources = [_Partial(kernel.tensor(f"partial{i}", s.shape), s) for i, s in enumerate(partial)]
+        gamma, mean, var = (kernel.tensor(n, (length,)) for n in ("gamma", "mean", "var"))
+        names = ("weighted", "dgamma", "dbeta", "a", "b", "c")
+        outputs = {name: kernel.tensor(name, (length,)) for name in names}
+        with T.serial(0, channels // width) as group:
+            at = lanes(group * width, width)
+            count = _count(kernel, pixels)
+            dbeta = keep(_total(kernel, width, lambda n: sources[0].at(n, at)))
+            weighted = keep(_total(kernel, width, lambda n: sources[1].at(n, at)))
+            inverse = keep(T.float32(1.0) / tirx.sqrt(var[at] + T.float32(eps)))
+            dgamma = keep(weighted * inverse)
+            a = keep(gamma[at] * inverse)
+            b = keep(T.float32(0.0) - a * inverse * dgamma / count)
+            c = T.float32(0.0) - a * dbeta / count - b * mean[at]
+            for name, value in zip(names, (weighted, dgamma, dbeta, a, b, c), strict=True):
+                store(outputs[name], (at,), value)
+        _zero_rest(outputs, channels, length)
+    return kernel.function
 
-    def inverse(i: PrimExpr) -> PrimExpr:
-        return tirx.const(1.0, "float32") / tirx.sqrt(var[i] + tirx.const(eps, "float32"))
 
-    dbeta = c.sum("dbeta", sources[0], partial[0])
-    weighted = c.sum("weighted", sources[1], partial[1])
-    dgamma = c.each("dgamma", lambda i: weighted[i] * inverse(i))
-    a = c.each("a", lambda i: gamma[i] * inverse(i))
-    b = c.each("b", lambda i: tirx.const(0.0, "float32") - a[i] * inverse(i) * dgamma[i] / c.count())
-    shift = c.each("c", lambda i: tirx.const(0.0, "float32") - a[i] * dbeta[i] / c.count() - b[i] * mean[i])
-    outputs = [weighted, dgamma, dbeta, a, b, shift]
-    schedule = s_tir.Schedule(access.prim_func([*sources, gamma, mean, var, *outputs]))
-    _schedule_vectors(schedule, ("weighted", "dbeta", "dgamma", "a", "b", "c"), length, vector)
-    return schedule.mod["main"]
-
-
+def _zero_rest(outputs: Mapping[str, Any], channels: int, length: int) -> None:
+    if length > channels:
+        with T.serial(0, length - channels) as i:
+            for output in outputs.values():
+                store(output, (channels + i,), T.float32(0))

@@ -6,30 +6,22 @@ long sum); every output is reduced by one task in one fixed order, so the bits d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
-from tvm import s_tir, te, tirx
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
 
 from cross.expression import Expr
 from cross.graph import Shape, TensorType
-from cross.kernels import access
+from cross.kernels import access, arithmetic
 from cross.kernels.access import Channel, Index, PrimExpr
-from cross.kernels.map import element
+from cross.kernels.loop_nest import Kernel, add_to, lanes, local, store, when, write_kernel, zeros
+from cross.kernels.map import Source, declare, declare_inputs, element, spread_tasks
 from cross.storage import Storage
 
-
-def _sum_of(count: int) -> Any:
-    """A reducer of `count` values at once."""
-    return te.comm_reducer(
-        lambda a, b: tuple(x + y for x, y in zip(a, b, strict=True)) if count > 1 else a + b,
-        lambda *types: tuple(tirx.const(0, t) for t in types) if count > 1 else tirx.const(0, types[0]),
-        name=f"sum{count}",
-    )
-
-
-def _maximum(value: PrimExpr, axis: Any) -> PrimExpr:
-    return te.max(value, axis=axis)
+LOWEST = -3.4028234663852886e38
 
 
 def accumulators(width: int) -> int:
@@ -47,173 +39,163 @@ def reduce_kernel(
     outputs: Sequence[Storage],
     vector: int,
 ) -> tirx.PrimFunc:
-    """Arguments: the inputs, then one output an expression: `domain` with 1 at the reduced axes."""
-    batch = access.batch_variable()
-    tensors = [access.placeholder(s, batch, f"x{i}") for i, s in enumerate(inputs)]
-
-    def values(indices: Sequence[Index]) -> list[PrimExpr]:
-        return [element(e, tensors, inputs, types, domain, indices) for e in exprs]
-
-    if kind == "sum" and axes == (2, 3) and all(o.kind == "blocked" for o in outputs):
-        return _plane_sums(values, domain, batch, tensors, outputs, vector)
-    return _generic(values, kind, axes, domain, batch, tensors, outputs, vector)
-
-
-def _generic(
-    values: Callable[[Sequence[Index]], list[PrimExpr]],
-    kind: str,
-    axes: tuple[int, ...],
-    domain: Shape,
-    batch: PrimExpr,
-    tensors: list[te.Tensor],
-    outputs: Sequence[Storage],
-    vector: int,
-) -> tirx.PrimFunc:
-    results = []
-    for number, storage in enumerate(outputs):
-        reduced = {d: te.reduce_axis((0, domain[d]), f"r{d}") for d in axes}
-
-        def value(*indices: Index, number: int = number, reduced: dict[int, Any] = reduced) -> PrimExpr:
-            full = [reduced[d] if d in reduced else index for d, index in enumerate(indices)]
-            inner = values(full)[number]
-            if isinstance(indices[1], Channel) and domain[1] % indices[1].block:
-                inner = tirx.if_then_else(indices[1].flat < domain[1], inner, tirx.const(0, "float32"))
-            combine = te.sum if kind == "sum" else _maximum
-            return combine(inner, axis=list(reduced.values()))
-
-        results.append(_unframed_store(storage, batch, value, f"y{number}"))
-    schedule = s_tir.Schedule(access.prim_func([*tensors, *results]))
-    for number, storage in enumerate(outputs):
-        block = schedule.get_sblock(f"y{number}")
-        if storage.elements >= 512 and storage.batched:
-            loops = schedule.get_loops(block)
-            schedule.parallel(schedule.fuse(*loops[:2]) if len(storage.shape) > 2 else loops[0])
-        elif storage.batched:
-            schedule.parallel(schedule.get_loops(block)[0])
-    return schedule.mod["main"]
-
-
-def _unframed_store(storage: Storage, batch: PrimExpr, value: Callable[..., PrimExpr], name: str) -> te.Tensor:
-    """Like `access.store`, without its tests: a reduction cannot sit inside one (the caller masks the summands)."""
-    shape = access.physical_shape(storage, batch)
-    if storage.kind != "blocked":
-        return te.compute(shape, value, name=name)
-
-    def blocked(sample: PrimExpr, outer: PrimExpr, row: PrimExpr, column: PrimExpr, lane: PrimExpr) -> PrimExpr:
-        return value(sample, Channel(outer, lane, storage.block), row, column)
-
-    return te.compute(shape, blocked, name=name)
+    """Arguments: the inputs, then one output an expression: `domain` with 1 at the reduced axes. kind: 'sum' or 'max'."""
+    with write_kernel("reduce") as kernel:
+        sources = declare_inputs(kernel, inputs, types)
+        results = [declare(kernel, f"y{i}", storage) for i, storage in enumerate(outputs)]
+        are_blocked = all(s.kind == "blocked" or len(t.shape) < 4 for s, t in zip(inputs, types, strict=True))
+        if kind == "sum" and axes == (2, 3) and are_blocked and outputs[0].kind == "blocked":
+            _plane_sums(kernel, exprs, domain, sources, results, outputs)
+        else:
+            for expr, result, storage in zip(exprs, results, outputs, strict=True):
+                _generic(kernel, expr, kind, axes, domain, sources, result, storage, vector)
+    return kernel.function
 
 
 def _plane_sums(
-    values: Callable[[Sequence[Index]], list[PrimExpr]],
+    kernel: Kernel,
+    exprs: Sequence[Expr],
     domain: Shape,
-    batch: PrimExpr,
-    tensors: list[te.Tensor],
+    sources: Sequence[Source],
+    results: Sequence[Any],
     outputs: Sequence[Storage],
-    vector: int,
-) -> tirx.PrimFunc:
+) -> None:
     """[N, C, H, W] -> [N, C, 1, 1]: task = (sample, channel block)."""
     _, channels, height, width = domain
-    block, outer_extent = outputs[0].block, outputs[0].shape[1]
-    side, count = accumulators(width), len(outputs)
-    reducer = _sum_of(count)
-    rh, rw = te.reduce_axis((0, height), "rh"), te.reduce_axis((0, width // side), "rw")
-    rs = te.reduce_axis((0, side), "rs")
-
-    def partial(n: PrimExpr, outer: PrimExpr, j: PrimExpr, lane: PrimExpr) -> PrimExpr:
-        channel = Channel(outer, lane, block)
-        inner = values((n, channel, rh, rw * side + j))
-        if channels % block:
-            inner = [tirx.Select(channel.flat < channels, v, tirx.const(0, "float32")) for v in inner]
-        return reducer(tuple(inner) if count > 1 else inner[0], axis=[rh, rw])
-
-    parts = te.compute((batch, outer_extent, side, block), partial, name="part")
-    parts = [parts] if count == 1 else list(parts)
-    results = te.compute(
-        (batch, outer_extent, 1, 1, block),
-        lambda n, outer, row, column, lane: reducer(
-            tuple(p[n, outer, rs, lane] for p in parts) if count > 1 else parts[0][n, outer, rs, lane], axis=[rs]
-        ),
-        name="y",
-    )
-    results = [results] if count == 1 else list(results)
-    schedule = s_tir.Schedule(access.prim_func([*tensors, *results]))
-    schedule_plane_sums(schedule, "part", "y", count, vector)
-    return schedule.mod["main"]
+    block, groups, side = outputs[0].block, outputs[0].shape[1], accumulators(width)
+    with T.parallel(0, kernel.batch * groups) as task:
+        n, o = task // groups, task % groups
+        channel = Channel(o, lanes(0, block), block)
+        parts = [local(side * block) for _ in exprs]
+        for part in parts:
+            for j in range(side):
+                store(part, (lanes(j * block, block),), zeros(block))
+        with T.serial(0, height) as h, T.serial(0, width // side) as w:
+            for j in range(side):
+                for expr, part in zip(exprs, parts, strict=True):
+                    value = element(expr, sources, domain, (n, channel, h, w * side + j))
+                    if channels % block:
+                        value = arithmetic.select(channel.flat < channels, value, arithmetic.constant(0.0, value))
+                    add_to(part, (lanes(j * block, block),), value)
+        for part, result in zip(parts, results, strict=True):
+            for j in range(1, side):
+                add_to(part, (lanes(0, block),), part[lanes(j * block, block)])
+            store(result, (n, o, 0, 0, lanes(0, block)), part[lanes(0, block)])
 
 
-def schedule_plane_sums(schedule: Any, part: str, total: str, count: int, vector: int) -> None:
-    """Both stages in one task a (sample, channel block); accumulators in registers."""
-    y = schedule.get_sblock(total)
-    task = schedule.fuse(*schedule.get_loops(y)[:2])
-    schedule.parallel(task)
-    p = schedule.get_sblock(part)
-    schedule.compute_at(p, task)
-    for i in range(count):
-        schedule.set_scope(p, i, "local")
-    tail = schedule.get_loops(p)[-4:]
-    j, lane, rh, rw = tail
-    schedule.reorder(rh, rw, j, lane)
-    schedule.unroll(j)
-    schedule.vectorize(lane)
-    initial = schedule.decompose_reduction(p, rh)
-    loops = schedule.get_loops(initial)
-    schedule.unroll(loops[-2])
-    schedule.vectorize(loops[-1])
-    loops = schedule.get_loops(y)
-    schedule.reorder(loops[-1], loops[-2])
-    loops = schedule.get_loops(y)
-    schedule.vectorize(loops[-1])
-    initial = schedule.decompose_reduction(y, loops[-2])
-    schedule.vectorize(schedule.get_loops(initial)[-1])
+def _combine(kind: str, total: Any, index: PrimExpr, value: PrimExpr) -> None:
+    if kind == "sum":
+        add_to(total, (index,), value)
+    else:
+        store(total, (index,), arithmetic.maximum(arithmetic.keep(value), total[index]))
+
+
+def _generic(
+    kernel: Kernel,
+    expr: Expr,
+    kind: str,
+    axes: tuple[int, ...],
+    domain: Shape,
+    sources: Sequence[Source],
+    result: Any,
+    storage: Storage,
+    vector: int,
+) -> None:
+    """One output at a time; a plain last axis alone is reduced in vectors, then over lanes, then the tail."""
+    kept = [d for d in range(len(domain)) if d not in axes]
+    extents = [kernel.batch if domain[d] == -1 else domain[d] for d in kept]
+    rows: PrimExpr = 1
+    for extent in extents:
+        rows = rows * extent
+    work = 1
+    for extent in domain[1:]:
+        work *= extent
+    last = domain[-1]
+    in_vectors = axes == (len(domain) - 1,) and all(_row_is_vector(s, last) for s in sources)
+    width = vector if in_vectors and last >= vector else 1
+    start = 0.0 if kind == "sum" else LOWEST
+    _zero_filled_channels(kernel, storage, domain, kept, result)
+    with spread_tasks(rows, work) as row:
+        indices: list[Index] = [0] * len(domain)
+        for d, extent in zip(reversed(kept), reversed(extents), strict=True):
+            indices[d] = row % extent
+            row = row // extent
+        total = local(width)
+        store(total, (lanes(0, width),), arithmetic.constant(start, total[lanes(0, width)]))
+        if width > 1:
+            with T.serial(0, last // width) as i:
+                at = [*indices[:-1], lanes(i * width, width)]
+                _combine(kind, total, lanes(0, width), element(expr, sources, domain, at))
+            for lane in range(1, width):
+                _combine(kind, total, 0, total[lane])
+            tail = last - last // width * width
+            if tail:
+                with T.serial(0, tail) as i:
+                    at = [*indices[:-1], i + (last - tail)]
+                    _combine(kind, total, 0, element(expr, sources, domain, at))
+        else:
+            with ExitStack() as loops:
+                for axis in axes:
+                    indices[axis] = loops.enter_context(T.serial(0, domain[axis]))
+                _combine(kind, total, 0, element(expr, sources, domain, indices))
+        out = [0 if d in axes else index for d, index in enumerate(indices)]
+        store(result, access.position(storage, out), total[0])
+
+
+def _row_is_vector(source: Source, last: int) -> bool:
+    along = source.kind.shape[-1] if source.kind.shape else 1
+    return source.storage.kind == "plain" and along in (1, last)
+
+
+def _zero_filled_channels(
+    kernel: Kernel, storage: Storage, domain: Shape, kept: Sequence[int], result: Any
+) -> None:
+    """Channels that fill up the last block of a blocked output are zero."""
+    if storage.kind != "blocked":
+        return
+    _, groups, rows, columns, block = storage.shape
+    filled = groups * block - (domain[1] if 1 in kept else 1)
+    if filled:
+        with T.serial(0, kernel.batch) as n, T.serial(0, rows) as h, T.serial(0, columns) as w:
+            with T.serial(0, filled) as i:
+                store(result, (n, groups - 1, h, w, block - filled + i), tirx.const(0, "float32"))
 
 
 def sum_batch_kernel(
     expr: Expr, domain: Shape, inputs: Sequence[Storage], types: Sequence[TensorType], output: Storage, vector: int
 ) -> tirx.PrimFunc:
     """Sum over the samples, in order: `output` holds domain[1:] (or the same elements in a vector)."""
-    batch = access.batch_variable()
-    tensors = [access.placeholder(s, batch, f"x{i}") for i, s in enumerate(inputs)]
-    rn = te.reduce_axis((0, batch), "rn")
-    inner_shape = domain[1:]
+    inner = domain[1:]
     valid = 1
-    for extent in inner_shape:
+    for extent in inner:
         valid *= extent
-
-    def split(position: PrimExpr) -> list[PrimExpr]:
-        found: list[PrimExpr] = []
-        for extent in reversed(inner_shape):
-            found.append(tirx.floormod(position, extent))
-            position = tirx.floordiv(position, extent)
-        return list(reversed(found))
-
-    def value(position: PrimExpr) -> PrimExpr:
-        indices = split(position)
-        inner = element(expr, tensors, inputs, types, domain, (rn, *indices))
-        if output.elements != valid:
-            inner = tirx.if_then_else(position < valid, inner, tirx.const(0, "float32"))
-        return te.sum(inner, axis=[rn])
-
-    if output.kind == "vector" or len(output.shape) == 1:
-        y = te.compute((output.elements,), value, name="y")
-    else:
-        y = te.compute(
-            output.shape, lambda *i: te.sum(element(expr, tensors, inputs, types, domain, (rn, *i)), axis=[rn]), name="y"
-        )
-    schedule = s_tir.Schedule(access.prim_func([*tensors, y]))
-    _schedule_batch_sum(schedule, output, vector)
-    return schedule.mod["main"]
+    with write_kernel("sum_batch") as kernel:
+        sources = declare_inputs(kernel, inputs, types)
+        y = declare(kernel, "y", output)
+        last = inner[-1] if inner else 1
+        width = vector if all(_row_is_vector(s, last) for s in sources) and last % vector == 0 else 1
+        with spread_tasks(output.elements // width, output.elements) as group:
+            place = group * width
+            total = local(width)
+            store(total, (lanes(0, width),), zeros(width))
+            with when(place < valid if output.elements != valid else True):
+                with T.serial(0, kernel.batch) as n:
+                    indices = _unflatten(place, inner)
+                    if width > 1:
+                        indices[-1] = lanes(indices[-1], width)
+                    add_to(total, (lanes(0, width),), element(expr, sources, domain, (n, *indices)))
+            if len(output.shape) == 1:
+                store(y, (lanes(place, width),), total[lanes(0, width)])
+            else:
+                at = _unflatten(place, output.shape)
+                at[-1] = lanes(at[-1], width)
+                store(y, tuple(at), total[lanes(0, width)])
+    return kernel.function
 
 
-def _schedule_batch_sum(schedule: Any, output: Storage, vector: int) -> None:
-    block = schedule.get_sblock("y")
-    loops = schedule.get_loops(block)
-    lane, rn = loops[-2], loops[-1]
-    extent = output.shape[-1]
-    if extent % vector == 0 and extent >= vector:
-        outer, lane = schedule.split(lane, [None, vector])
-        schedule.reorder(outer, rn, lane)
-        schedule.vectorize(lane)
-        initial = schedule.decompose_reduction(block, rn)
-        schedule.vectorize(schedule.get_loops(initial)[-1])
+def _unflatten(place: PrimExpr, shape: Shape) -> list[PrimExpr]:
+    found: list[PrimExpr] = []
+    for extent in reversed(shape):
+        found.insert(0, place % extent)
+        place = place // extent
+    return found

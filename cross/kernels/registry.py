@@ -117,9 +117,7 @@ def _sum_batch(site: Site) -> list[SiteCall]:
 def _batch_statistics(site: Site) -> list[SiteCall]:
     (x,), (kind,) = site.inputs(), site.input_types()
     work = (0, 5 * kind.elements)
-    return _single(
-        site, lambda: normalisation.batch_statistics_kernel(kind.shape, x, site.outputs(), site.vector), work
-    )
+    return _single(site, lambda: normalisation.batch_statistics_kernel(kind.shape, x, site.outputs()), work)
 
 
 def _batch_norm_finish(site: Site) -> list[SiteCall]:
@@ -242,7 +240,7 @@ def _matmul(site: Site) -> list[SiteCall]:
     (kind,), attrs = site.output_types(), site.node.attrs
     depth = a.shape[-2] if attrs["transpose_a"] else a.shape[-1]
     spec = dense.MatmulSpec(
-        tuple(kind.shape[1:-2]), kind.shape[-2], kind.shape[-1], depth, attrs["transpose_a"], attrs["transpose_b"]
+        kind.shape[-2], depth, kind.shape[-1], tuple(kind.shape[1:-2]), attrs["transpose_a"], attrs["transpose_b"]
     )
     return _single(site, lambda: dense.matmul(spec, site.target), (0, 2 * kind.elements * depth))
 
@@ -285,7 +283,6 @@ def _channel_window_sum(site: Site) -> list[SiteCall]:
             site.input_types(),
             output,
             kind,
-            site.vector,
         ),
         (0, attrs["size"] * kind.elements),
     )

@@ -40,11 +40,12 @@ class Context:
             return build.map(expr, inputs, TensorType(domain))
         if axes:
             rows = tuple(1 if i in axes else d for i, d in enumerate(domain))
-            inputs = build.emit("reduce", inputs, [TensorType(rows)], {"exprs": (expr,), "axes": axes, "kind": "sum"})
+            attrs = {"exprs": (expr,), "axes": axes, "kind": "sum", "domain": domain}
+            inputs = build.emit("reduce", inputs, [TensorType(rows)], attrs)
             expr, domain = arg(0), rows
         if keeps_batch:
             return self.reshaped(inputs[0], shape)
-        total = build.emit("sum_batch", inputs, [TensorType(domain[1:])], {"expr": expr})[0]
+        total = build.emit("sum_batch", inputs, [TensorType(domain[1:])], {"expr": expr, "domain": domain})[0]
         return self.reshaped(total, shape)
 
     def reshaped(self, name: str, shape: Shape) -> str:

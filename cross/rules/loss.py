@@ -20,7 +20,8 @@ def cross_entropy(context: Context, logits: str) -> tuple[str, str]:
     kept = TensorType((*kind.shape[:-1], 1))
 
     def rows(expr: Expr, inputs: tuple[str, ...], how: str) -> str:
-        return build.emit("reduce", inputs, [kept], {"exprs": (expr,), "axes": (axis,), "kind": how})[0]
+        attrs = {"exprs": (expr,), "axes": (axis,), "kind": how, "domain": kind.shape}
+        return build.emit("reduce", inputs, [kept], attrs)[0]
 
     top = rows(arg(0), (logits,), "max")
     shifted: Expr = ("exp", ex.sub(arg(0), arg(1)))
@@ -42,7 +43,7 @@ def mean_squared_error(context: Context, output: str) -> tuple[str, str]:
     share, difference = 1.0 / kind.elements, ex.sub(arg(0), arg(1))
     axes = tuple(range(1, len(kind.shape)))
     square = ex.mul(const(share), ex.mul(difference, difference))
-    attrs = {"exprs": (square,), "axes": axes, "kind": "sum"}
+    attrs = {"exprs": (square,), "axes": axes, "kind": "sum", "domain": kind.shape}
     kept = TensorType((BATCH, *(1 for _ in axes)))
     total = build.emit("reduce", (output, TARGET), [kept], attrs)[0]
     build.emit("reshape", [total], [TensorType((BATCH,))], {}, ["loss"])

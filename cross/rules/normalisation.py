@@ -71,7 +71,7 @@ def batch_norm_gradient(context: Context, node: Node, dy: str) -> dict[str, str]
     centred = ex.mul(arg(0), ex.sub(arg(1), arg(2)))
     rows = TensorType(tuple(1 if i in axes else d for i, d in enumerate(domain)))
     if axes:
-        attrs = {"exprs": (arg(0), centred), "axes": axes, "kind": "sum"}
+        attrs = {"exprs": (arg(0), centred), "axes": axes, "kind": "sum", "domain": domain}
         partial = build.emit("reduce", (dy, x, mean), [rows, rows], attrs)
     else:
         partial = (dy, build.map(centred, (dy, x, mean), TensorType(domain)))

@@ -19,7 +19,7 @@ def _reduce(context: Context, node: Node, scale: float) -> None:
     shape, output = context.shape(x), node.outputs[0]
     kept, wanted = _kept_shape(shape, axes), context.shape(output)
     expr = ex.mul(arg(0), const(scale))
-    attrs = {"exprs": (expr,), "axes": axes, "kind": "sum"}
+    attrs = {"exprs": (expr,), "axes": axes, "kind": "sum", "domain": shape}
     if kept == wanted:
         context.build.emit("reduce", [x], [TensorType(kept)], attrs, [output])
         return
@@ -54,7 +54,7 @@ def reduce_sum_gradient(context: Context, node: Node, dy: str) -> dict[str, str]
 
 
 def _rows(context: Context, expr: Expr, inputs: tuple[str, ...], shape: Shape, axis: int, kind: str) -> str:
-    attrs = {"exprs": (expr,), "axes": (axis,), "kind": kind}
+    attrs = {"exprs": (expr,), "axes": (axis,), "kind": kind, "domain": shape}
     return context.build.emit("reduce", inputs, [TensorType(_kept_shape(shape, (axis,)))], attrs)[0]
 
 

@@ -1,0 +1,122 @@
+"""The whole line on the host: a model to a folder with a binary for one target."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cross.assign_storage import assign_storage
+from cross.compile_kernels import compile_kernels
+from cross.errors import FileError, NoSpaceError
+from cross.graph import Model
+from cross.link import link
+from cross.lower import lower
+from cross.native_sources import native_root
+from cross.plan import plan_memory
+from cross.target import Target
+from cross.training_graph import build_training_graph
+from cross.version import VERSION
+
+Progress = Callable[[str, int, int], None]
+FILES = ("taste-train", "libtaste.so", "weights.safetensors", "manifest.json")
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """`fixed_bytes` and `per_sample_bytes` are the train program's arena; `build_s` is what this call took."""
+
+    out: Path
+    binary_bytes: int
+    fixed_bytes: int
+    per_sample_bytes: int
+    build_s: float
+    sha256: str
+
+
+def cache_root() -> Path:
+    """Where compiled kernels are kept: $TASTE_CACHE, else ~/.cache/taste-edge."""
+    configured = os.environ.get("TASTE_CACHE")
+    return Path(configured) if configured else Path.home() / ".cache" / "taste-edge"
+
+
+def build(
+    model: Model,
+    target: Target,
+    out: Path,
+    *,
+    loss: str = "cross_entropy",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> BuildResult:
+    """Build OUT/{taste-train, libtaste.so, weights.safetensors, manifest.json}; at once where OUT holds this very build.
+
+    Errors: UnsupportedModelError (20), MissingToolError (22), NoSpaceError (11), FileError (12).
+    """
+    started = time.monotonic()
+    key = _key(model, target, loss, seed)
+    try:
+        if not _is_built(out, key):
+            _build(model, target, out, loss, seed, progress)
+            (out / "build.key").write_text(key + "\n", encoding="utf-8")
+    except OSError as error:
+        kind = NoSpaceError if error.errno == 28 else FileError
+        raise kind(f"cannot write the build to {out}: {error.strerror}. Free space or choose another --out.") from error
+    manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
+    program, binary = manifest["programs"]["train"], manifest["files"]["taste-train"]
+    return BuildResult(
+        out,
+        binary["bytes"],
+        program["fixed_bytes"],
+        program["per_sample_bytes"],
+        time.monotonic() - started,
+        binary["sha256"],
+    )
+
+
+def _build(model: Model, target: Target, out: Path, loss: str, seed: int, progress: Progress | None) -> None:
+    kernels = lower(assign_storage(build_training_graph(model, loss), target), target)
+    plan = plan_memory(kernels)
+    objects = compile_kernels(kernels.builders, target, cache_root() / "kernels", progress)
+    if progress is not None:
+        progress("link", 0, 1)
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        link(kernels, plan, objects, part, seed)
+        out.mkdir(parents=True, exist_ok=True)
+        for path in sorted(part.iterdir()):
+            path.rename(out / path.name)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    if progress is not None:
+        progress("link", 1, 1)
+
+
+def _is_built(out: Path, key: str) -> bool:
+    stamp = out / "build.key"
+    if not stamp.exists() or stamp.read_text(encoding="utf-8").strip() != key:
+        return False
+    return all((out / name).exists() for name in FILES)
+
+
+def _key(model: Model, target: Target, loss: str, seed: int) -> str:
+    """Everything that decides a build: the model with its weights, the target, the options and our own sources."""
+    digest = hashlib.sha256(f"{VERSION} {target} {loss} {seed} {model.name}".encode())
+    digest.update(repr((model.nodes, sorted(model.tensors.items()), sorted(model.inits.items()), model.blocks)).encode())
+    digest.update(json.dumps(model.metadata, sort_keys=True, default=str).encode())
+    arrays: dict[str, Any] = {**model.parameters, **model.states, **model.constants}
+    for name in sorted(arrays):
+        digest.update(name.encode() + np.ascontiguousarray(arrays[name]).tobytes())
+    root = Path(__file__).parent
+    for path in sorted((*root.rglob("*.py"), root / "boards.toml", *native_root().rglob("*.[ch]"))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

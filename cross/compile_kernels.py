@@ -1,0 +1,100 @@
+"""Kernels to object files, one a kernel, kept in a cache by content.
+
+For RISC-V with V there is a detour: TVM would make vectorised loops scalable and lose the register tiles. The kernel is
+lowered for plain rv64gc, so that its LLVM IR holds fixed vectors; the functions are then given the real core's
+features and zig's clang (the same LLVM major as TVM's) compiles the IR.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from cross import toolchain
+from cross.errors import TasteError
+from cross.target import Target
+
+RV64GC = ("+m", "+a", "+f", "+d", "+c")
+
+Progress = Callable[[str, int, int], None]
+"""(what, done, total)."""
+
+
+def compile_kernels(
+    builders: Mapping[str, Callable[[], Any]], target: Target, cache: Path, progress: Progress | None = None
+) -> dict[str, Path]:
+    """Object file of every kernel; those in `cache` already are not built again."""
+    folder = cache / f"{target.name}-{_sources_digest()}"
+    folder.mkdir(parents=True, exist_ok=True)
+    objects: dict[str, Path] = {}
+    for done, (symbol, build) in enumerate(builders.items()):
+        if progress is not None:
+            progress("kernels", done, len(builders))
+        objects[symbol] = folder / f"{symbol}.o"
+        if not objects[symbol].exists():
+            _compile(symbol, build(), target, objects[symbol])
+    if progress is not None:
+        progress("kernels", len(builders), len(builders))
+    return objects
+
+
+def _sources_digest() -> str:
+    """What an object depends on beside its symbol: the code that builds and schedules kernels, and TVM."""
+    digest = hashlib.sha256(tvm.__version__.encode())
+    root = Path(__file__).parent
+    for path in sorted((root / "kernels").glob("*.py")) + [Path(__file__), root / "boards.toml", root / "storage.py"]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def tvm_target(target: Target) -> Any:
+    """TVM's target for kernels; rv64gc for every RISC-V (see above)."""
+    config: dict[str, Any] = {"kind": "llvm", "mtriple": f"{target.arch}-linux-gnu"}
+    if target.arch == "riscv64":
+        cpu = "generic-rv64" if target.rvv else target.cpu
+        return tvm.target.Target({**config, "mcpu": cpu, "mattr": list(RV64GC), "mabi": "lp64d"})
+    return tvm.target.Target({**config, "mcpu": target.cpu, "mattr": list(target.llvm_attrs)})
+
+
+def lower_kernel(symbol: str, function: Any, target: Target) -> Any:
+    """The compiled TVM module of one PrimFunc under its symbol."""
+    module = tvm.IRModule({symbol: function.with_attr("global_symbol", symbol)})
+    return tvm.compile(module, target=tvm_target(target)).mod
+
+
+def _compile(symbol: str, function: Any, target: Target, path: Path) -> None:
+    module = lower_kernel(symbol, function, target)
+    part = path.with_name(f".{path.stem}.{os.getpid()}.o")
+    if target.rvv:
+        source = part.with_suffix(".ll")
+        source.write_text(with_vector_features(module.inspect_source("ll"), target), encoding="utf-8")
+        _compile_ir(source, part, target)
+        source.unlink()
+    else:
+        module.write_to_file(str(part))
+    part.rename(path)
+
+
+def with_vector_features(ir: str, target: Target) -> str:
+    """The IR with every function's CPU and features replaced by the target's."""
+    length = f"+zvl{target.vector_bits}b"
+    features = ",".join(dict.fromkeys((*RV64GC, "+v", length, *target.llvm_attrs)))
+    wanted = f'"target-cpu"="{target.cpu}" "target-features"="{features}"'
+    changed, count = re.subn(r'"target-cpu"="[^"]*" "target-features"="[^"]*"', wanted, ir)
+    if count == 0:
+        raise TasteError("TVM's LLVM IR names no target CPU: vector features cannot be set. Report this as a bug.")
+    return changed
+
+
+def _compile_ir(source: Path, output: Path, target: Target) -> None:
+    command = [*toolchain.compiler(target.zig_static_triple), "-O3", "-Wno-override-module", "-fPIC", "-c"]
+    result = subprocess.run([*command, str(source), "-o", str(output)], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise TasteError(f"zig cannot compile {source.name}: {result.stderr.strip()[:300]}. Report this as a bug.")

@@ -1,0 +1,161 @@
+"""Stage 4: lifetimes to offsets in one arena, per program.
+
+Two arenas a program, planned alike: tensors of a fixed size, and tensors of so many bytes a sample. The second grows with
+the batch as a whole (an offset is a number of bytes a sample too), so a program's memory is fixed + batch * per_sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cross.lower import Kernels, LoweredProgram
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """A tensor's bytes (a sample, if batched) and the calls [first, last] during which it must stay intact."""
+
+    name: str
+    size_bytes: int
+    first: int
+    last: int
+
+    def overlaps(self, other: Lifetime) -> bool:
+        return self.first <= other.last and other.first <= self.last
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Offsets in bytes (a sample, if batched); `lower_bound_bytes` is the largest sum of bytes live at one call."""
+
+    offsets: Mapping[str, int]
+    size_bytes: int
+    lower_bound_bytes: int
+    lifetimes: tuple[Lifetime, ...]
+
+
+@dataclass(frozen=True)
+class ProgramPlan:
+    fixed: Arena
+    batched: Arena
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """`parameters`, `states`, `constants`: offsets in bytes in a parameter set's regions; programs in the order of `Kernels`."""
+
+    programs: tuple[ProgramPlan, ...]
+    parameters: Mapping[str, int]
+    states: Mapping[str, int]
+    constants: Mapping[str, int]
+    parameter_bytes: int
+    state_bytes: int
+    constant_bytes: int
+
+
+def plan_memory(kernels: Kernels) -> MemoryPlan:
+    """Place every tensor of every program."""
+    model, shared = kernels.graph.training.model, kernels.graph.shared
+
+    def region(names: Iterable[str]) -> tuple[dict[str, int], int]:
+        offsets, end = {}, 0
+        for name in names:
+            offsets[name] = end
+            end += shared[name].bytes
+        return offsets, end
+
+    parameters, parameter_bytes = region(in_block_order(kernels, model.parameters))
+    states, state_bytes = region(in_block_order(kernels, model.states))
+    constants, constant_bytes = region(model.constants)
+    programs = tuple(_plan_program(program, kernels) for program in kernels.programs)
+    return MemoryPlan(programs, parameters, states, constants, parameter_bytes, state_bytes, constant_bytes)
+
+
+def blocks_of(kernels: Kernels) -> dict[str, int]:
+    """The block that each parameter, state and constant belongs to: the first that reads it."""
+    found: dict[str, int] = {}
+    for node in kernels.graph.training.model.nodes:
+        for name in node.inputs:
+            found.setdefault(name, node.block)
+    return found
+
+
+def in_block_order(kernels: Kernels, names: Iterable[str]) -> list[str]:
+    """So that a segment (the parameters of a block) is contiguous."""
+    order = blocks_of(kernels)
+    return sorted(names, key=lambda name: order.get(name, 0))
+
+
+def is_shared(name: str, kernels: Kernels) -> bool:
+    """Whether a tensor lives outside the arena: parameters, states, constants, gradients, scalars."""
+    return name in kernels.graph.shared or name in kernels.scalars
+
+
+def _plan_program(program: LoweredProgram, kernels: Kernels) -> ProgramPlan:
+    lifetimes = lifetimes_of(program, lambda name: is_shared(name, kernels))
+    batched = [t for t in lifetimes if program.storages[t.name].batched]
+    fixed = [t for t in lifetimes if not program.storages[t.name].batched]
+    return ProgramPlan(place(fixed), place(batched))
+
+
+def lifetimes_of(program: LoweredProgram, shared: Callable[[str], bool]) -> list[Lifetime]:
+    """From the first call that touches a tensor to the last; inputs from the start, results to the end."""
+    graph = program.stored.graph
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for position, call in enumerate(program.calls):
+        for name in call.arguments:
+            first.setdefault(name, position)
+            last[name] = position
+    for name in (graph.input, graph.target):
+        if name in first:
+            first[name] = 0
+    for name in (graph.output, graph.loss):
+        if name in last:
+            last[name] = len(program.calls)
+    return [
+        Lifetime(name, program.storages[name].bytes, first[name], last[name]) for name in first if not shared(name)
+    ]
+
+
+def place(lifetimes: Sequence[Lifetime]) -> Arena:
+    """Offsets without overlap in time and space: greedy best fit in a few orders, the smallest arena wins."""
+    orders: tuple[Callable[[Lifetime], tuple[float, ...]], ...] = (
+        lambda t: (-t.size_bytes, t.first),
+        lambda t: (-t.size_bytes * (t.last - t.first + 1), t.first),
+        lambda t: (-(t.last - t.first), -t.size_bytes),
+        lambda t: (t.first, -t.size_bytes),
+    )
+    best: dict[str, int] = {}
+    best_size = -1
+    for order in orders:
+        offsets, size = _place_in_order(sorted(lifetimes, key=lambda t: (*order(t), t.name)))
+        if best_size < 0 or size < best_size:
+            best, best_size = offsets, size
+    return Arena(best, max(best_size, 0), lower_bound(lifetimes), tuple(lifetimes))
+
+
+def _place_in_order(lifetimes: Sequence[Lifetime]) -> tuple[dict[str, int], int]:
+    placed: list[tuple[int, Lifetime]] = []
+    for tensor in lifetimes:
+        taken = sorted((offset, offset + other.size_bytes) for offset, other in placed if other.overlaps(tensor))
+        placed.append((_best_gap(taken, tensor.size_bytes), tensor))
+    end = max((offset + tensor.size_bytes for offset, tensor in placed), default=0)
+    return {tensor.name: offset for offset, tensor in placed}, end
+
+
+def _best_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
+    """The tightest gap between taken ranges that holds `size`, else the end of the last one."""
+    best, best_waste, cursor = -1, 0, 0
+    for start, end in taken:
+        waste = start - cursor - size
+        if waste >= 0 and (best < 0 or waste < best_waste):
+            best, best_waste = cursor, waste
+        cursor = max(cursor, end)
+    return best if best >= 0 else cursor
+
+
+def lower_bound(lifetimes: Sequence[Lifetime]) -> int:
+    """No plan can be smaller than the bytes that are live together at some call."""
+    return max((sum(t.size_bytes for t in lifetimes if t.first <= at.first <= t.last) for at in lifetimes), default=0)

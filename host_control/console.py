@@ -30,6 +30,9 @@ def finite(value: Any) -> Any:
     return value
 
 
+_FILE_COLUMNS = 200
+
+
 class Console:
     """One place where a verb speaks; `json_lines` chooses for whom."""
 
@@ -37,6 +40,9 @@ class Console:
         self.json_lines = json_lines
         self._stream = stream if stream is not None else sys.stdout
         self._rich = RichConsole(file=self._stream, highlight=False, soft_wrap=True)
+        if not self._rich.is_terminal:
+            # A file or a pipe has no width: cells must not be cut to the 80 columns that rich assumes.
+            self._rich.width = _FILE_COLUMNS
 
     @property
     def interactive(self) -> bool:

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cross.errors import CorruptInputError, UsageError
+from cross.errors import CompatibilityError, CorruptInputError, UsageError
 from host_control.board import BoardFacts, DeployResult
 from host_control.console import Console, mib
 from host_control.search.space import MemoryForm
 
 if TYPE_CHECKING:
     from cross.build import BuildResult
+    from cross.graph import Model
     from cross.target import Target
     from host_control.boards import DeployedBoard, RecordedBoard
+
+_UNFOLD_SAMPLES = 32
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,13 @@ class Built:
     def minimum_batch(self) -> int:
         return int(self.manifest.get("minimum_batch", 1))
 
-    def memory(self, program: str) -> MemoryForm:
-        """Closed form of a program's memory; UsageError where the binary does not hold it."""
-        programs = self.manifest["programs"]
-        if program not in programs:
-            raise UsageError(f"{self.folder} holds no program {program!r}, but: {', '.join(programs)}.")
-        return MemoryForm(int(programs[program]["fixed_bytes"]), int(programs[program]["per_sample_bytes"]))
+
+def session_memory(info: Mapping[str, Any], program: str) -> MemoryForm:
+    """Closed form of what a session of `program` takes, from `taste-train info`; UsageError if the build lacks it."""
+    programs = info.get("programs", {})
+    if program not in programs:
+        raise UsageError(f"this build holds no program {program!r}, but: {', '.join(programs) or 'none'}.")
+    return MemoryForm(int(programs[program]["fixed_bytes"]), int(programs[program]["per_sample_bytes"]))
 
 
 @contextmanager
@@ -90,21 +94,64 @@ def build_model(args: argparse.Namespace, target: Target, out: Path, console: Co
         input_name=args.input,
         output_name=args.output,
         init=args.init,
-        seed=getattr(args, "seed", 0),
-        unfold_batch_norm=True if args.unfold_bn else None,
+        seed=args.seed,
     )
+    if args.unfold_bn:
+        model = _with_batch_norms(model, args.seed, console)
+    if args.weights is not None:
+        model = with_weights(model, args.weights)
     for note in model.metadata.get("notes", ()):
         console.line(note)
 
-    def progress(text: str) -> None:
-        console.event("progress", stage="build", text=text)
+    def progress(stage: str, done: int, total: int) -> None:
+        console.event("progress", stage=stage, done=done, total=total)
 
     result = build(model, target, out, progress=progress)
     console.line(
         f"built {model.name} for {target.name} in {result.build_s:.1f} s: binary {mib(result.binary_bytes)}, "
-        f"memory {mib(result.fixed_bytes)} + {mib(result.per_sample_bytes)} a sample"
+        f"activations {mib(result.per_sample_bytes)} a sample"
     )
     return read_build(out), result
+
+
+def _with_batch_norms(model: Model, seed: int, console: Console) -> Model:
+    """Batch norms put back; the function is the same whatever samples set their statistics."""
+    import numpy as np
+
+    from cross.onnx_import.unfold import unfold_batch_norm
+
+    samples = np.random.default_rng(seed).standard_normal((_UNFOLD_SAMPLES, *model.input_shape)).astype(np.float32)
+    console.line(f"batch norms are put back, scaled by one pass of {_UNFOLD_SAMPLES} random samples (seed {seed})")
+    return unfold_batch_norm(model, samples)
+
+
+def with_weights(model: Model, file: Path) -> Model:
+    """The model with the parameters and states of a safetensors file in place of its own.
+
+    Every one must be there in its canonical shape: CompatibilityError names the first that is not, CorruptInputError a
+    file that is no safetensors.
+    """
+    import numpy as np
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    if not file.is_file():
+        raise UsageError(f"no weights file {file}. Name a safetensors file.")
+    try:
+        stored = load_file(file)
+    except (SafetensorError, ValueError) as error:
+        raise CorruptInputError(f"{file} is not a safetensors file of ours: {error}. Give another one.") from error
+    for name, own in {**model.parameters, **model.states}.items():
+        if name not in stored or stored[name].shape != own.shape:
+            found = f"has shape {list(stored[name].shape)}" if name in stored else "is not there"
+            raise CompatibilityError(
+                f"{file}: tensor {name!r} {found}; {model.name} needs {list(own.shape)}. Give its own weights."
+            )
+    return replace(
+        model,
+        parameters={name: stored[name].astype(np.float32) for name in model.parameters},
+        states={name: stored[name].astype(np.float32) for name in model.states},
+    )
 
 
 def read_build(folder: Path) -> Built:

@@ -89,15 +89,12 @@ def _label(axes: Axes, report: StudyReport) -> None:
     axes.set_xlabel("batch size, samples a step", color=INK)
     axes.set_ylabel("emulated samples/s" if report.emulated else "samples/s", color=INK)
     what = "forward pass" if report.program == "eval" else "training"
-    axes.set_title(
-        f"{report.model} on {report.board}: {what} throughput by batch size"
-        + (" (emulated)" if report.emulated else ""),
-        loc="left", fontsize=11, color=INK,
-    )  # fmt: skip
+    emulated = " (emulated)" if report.emulated else ""
+    title = f"{report.model} on {report.board}: {what} throughput by batch size{emulated}"
     gain = f"{report.selection.speedup:.2f}x bs_max" if report.selection.speedup else "bs_max not measured"
     note = f"{len(report.throughput)} of {len(space)} sizes measured; bs_opt is {gain}; bars: interquartile range"
-    axes.text(0, 1.005, note, transform=axes.transAxes, fontsize=8, color=QUIET, va="bottom")
-    axes.title.set_position((0, 1.06))
+    axes.set_title(note, loc="left", fontsize=8.5, color=QUIET, pad=6)
+    axes.figure.suptitle(title, x=0.012, ha="left", fontsize=11.5, color=INK, fontweight="bold")
     axes.grid(axis="y", color="#e4e7eb", linewidth=0.8, zorder=0)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

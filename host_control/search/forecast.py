@@ -1,7 +1,7 @@
 """How long trials take, foreseen from what was measured so far.
 
-The model is the measuring rule of the board's program (methods.md 1.4): three warm-up steps, then at least the window's
-seconds and five steps; where a step is long, one warm-up and two steps.
+The model is the measuring rule of the board's program (native/taste-train/measure.c): three warm-up steps, then at
+least the wanted seconds and five steps; where a step takes half of those seconds, one warm-up and two steps that agree.
 """
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ from host_control.search.strategy import Observation, SizeResult, distinct_sizes
 OVERHEAD_S = 1.0
 """Starting the program, allocating and touching its arena, and the way to the board and back."""
 
-LONG_STEP_S = 0.5
-"""Steps from here on get one warm-up and two measured steps."""
-
 
 def trial_seconds(step_s: float, seconds: float = 2.0) -> float:
     """Seconds one measurement takes where a step takes `step_s`."""
-    if step_s >= LONG_STEP_S:
-        return OVERHEAD_S + max(3 * step_s, seconds + step_s)
+    if step_s >= seconds / 2:
+        return OVERHEAD_S + 3 * step_s
     return OVERHEAD_S + 3 * step_s + max(seconds, 5 * step_s)
 
 

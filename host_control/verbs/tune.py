@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from cross.errors import UsageError
 from host_control.board import Counters, OperatingPoint
-from host_control.console import Console, duration, mib
+from host_control.console import Console, duration
 from host_control.flags import add_board_flags, add_model_flags, add_running_flags, positive, seconds
-from host_control.preparation import Built, built_for, opened_board, send
+from host_control.preparation import Built, built_for, opened_board, send, session_memory
 from host_control.run_folder import RunFolder, default_folder, find_resumable
 from host_control.search.forecast import Forecast
 from host_control.search.space import DEFAULT_MAX_BATCH_SIZE, SearchSpace, make_space, memory_budget
@@ -160,7 +160,7 @@ class _Run:
         assert self.built is not None, "a deployed board has a build"
         minimum = 1 if self.args.inference else self.built.minimum_batch
         budget = memory_budget(self.board.facts().memory_available_bytes, self.args.memory)
-        return make_space(self.built.memory(self.program), budget, self.args.max_batch_size, minimum)
+        return make_space(session_memory(self.board.info(), self.program), budget, self.args.max_batch_size, minimum)
 
     def _key(self) -> StudyKey:
         from host_control.study import StudyKey
@@ -243,11 +243,12 @@ class _Run:
         from host_control.boards import DeployedBoard
         from host_control.study_report import environment
 
-        facts = asdict(self.board.facts()) if isinstance(self.board, DeployedBoard) else None
+        facts = None
         more: dict[str, Any] = {"board_name": self.board.name, "program": self.program}
+        if isinstance(self.board, DeployedBoard):
+            facts = asdict(self.board.facts())
+            more["memory"] = asdict(session_memory(self.board.info(), self.program))
         if self.built is not None:
-            form = self.built.memory(self.program)
             names = ("model", "target", "build_id", "version", "features", "vector_bits")
             more["build"] = {name: self.built.manifest.get(name) for name in names} | {"sha256": self.built.sha256}
-            more["memory"] = asdict(form) | {"at_1": mib(form.need(1))}
         self.folder.write_json("environment.json", environment(sys.argv, facts, **more))

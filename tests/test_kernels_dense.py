@@ -53,9 +53,9 @@ def test_dense_agrees_with_numpy(spec: DenseSpec) -> None:
 
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
-@pytest.mark.parametrize("size", [(5, 7, 9), (8, 70, 40), (1, 3, 1)], ids=str)
+@pytest.mark.parametrize("size", [(5, 9, 7), (8, 40, 70), (1, 1, 3)], ids=str)
 def test_matmul_agrees_with_numpy(size: tuple[int, int, int], transpose_a: bool, transpose_b: bool) -> None:
-    spec = MatmulSpec(*size, leading=(2,), transpose_a=transpose_a, transpose_b=transpose_b)
+    spec = MatmulSpec((2,), *size, transpose_a, transpose_b)
     kernel = Runner(matmul(spec, HOST))
     for batch in (1, 3):
         a, b = _random(batch, 2, spec.rows, spec.inner), _random(batch, 2, spec.inner, spec.columns)
@@ -76,4 +76,4 @@ def test_a_row_has_the_same_bits_in_any_batch() -> None:
 
 def test_flops_count_multiplies_and_adds() -> None:
     assert flops(DenseSpec(512, 1000, (4,))) == 2 * 4 * 512 * 1000
-    assert flops(MatmulSpec(2, 3, 5, (7,))) == 2 * 7 * 2 * 3 * 5
+    assert flops(MatmulSpec((7,), 2, 5, 3)) == 2 * 7 * 2 * 3 * 5

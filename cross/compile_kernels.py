@@ -63,14 +63,19 @@ def tvm_target(target: Target) -> Any:
     return tvm.target.Target({**config, "mcpu": target.cpu, "mattr": list(target.llvm_attrs)})
 
 
-def lower_kernel(symbol: str, function: Any, target: Target) -> Any:
-    """The compiled TVM module of one PrimFunc under its symbol."""
+def compile_kernel(symbol: str, function: Any, target: Target) -> Any:
+    """TVM's executable of one PrimFunc under its symbol.
+
+    TVM's storage rewrite is off: it would drop the mark that keeps local buffers on the stack (`loop_nest.ON_STACK`) and
+    turn each into a call for workspace memory.
+    """
     module = tvm.IRModule({symbol: function.with_attr("global_symbol", symbol)})
-    return tvm.compile(module, target=tvm_target(target)).mod
+    with tvm.transform.PassContext(config={"tirx.disable_storage_rewrite": True}):
+        return tvm.compile(module, target=tvm_target(target))
 
 
 def _compile(symbol: str, function: Any, target: Target, path: Path) -> None:
-    module = lower_kernel(symbol, function, target)
+    module = compile_kernel(symbol, function, target).mod
     part = path.with_name(f".{path.stem}.{os.getpid()}.o")
     if target.rvv:
         source = part.with_suffix(".ll")

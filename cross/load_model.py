@@ -73,12 +73,17 @@ def load_model(
         try:
             proto = read_model(path)
             model = _import(proto, path.stem, shape, classes, input_name, output_name, init, seed, from_zoo=False)
-        except TasteError:
-            raise
+        except TasteError as error:
+            raise type(error)(_one_line(str(error))) from error
         except Exception as error:  # whatever a broken file provokes in protobuf, numpy or onnx is the file's fault
-            reason = (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")
+            reason = _one_line((str(error) or type(error).__name__).strip().splitlines()[0].rstrip("."))
             raise CorruptInputError(f"{path} is not a valid ONNX model: {reason}. Export it again.") from error
     return model if unfold_batch_norm is None else unfold(model, unfold_batch_norm)
+
+
+def _one_line(message: str) -> str:
+    """Names in a file may hold anything: nothing but printable characters reaches the terminal."""
+    return "".join(c if c.isprintable() else "?" for c in message)
 
 
 def _import(

@@ -9,7 +9,7 @@ import numpy as np
 import tvm
 
 from cross.assign_storage import assign_storage
-from cross.compile_kernels import tvm_target
+from cross.compile_kernels import compile_kernel
 from cross.graph import Model
 from cross.lower import Kernels, LoweredProgram, lower
 from cross.storage import Storage
@@ -44,8 +44,7 @@ _compiled: dict[str, Any] = {}
 
 def kernel(kernels: Kernels, symbol: str) -> Any:
     if symbol not in _compiled:
-        function = kernels.builders[symbol]().with_attr("global_symbol", symbol)
-        _compiled[symbol] = tvm.compile(tvm.IRModule({symbol: function}), target=tvm_target(kernels.target))[symbol]
+        _compiled[symbol] = compile_kernel(symbol, kernels.builders[symbol](), kernels.target)[symbol]
     return _compiled[symbol]
 
 

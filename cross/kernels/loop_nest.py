@@ -26,6 +26,9 @@ Buffer = Any
 PrimFunc = Any
 """`tvm.tirx.PrimFunc`."""
 
+ON_STACK = {"disable_lower_builtin": True}
+"""Without it TVM asks the runtime for workspace, once for each local array and task."""
+
 
 class Kernel:
     """A kernel being written: `batch` is its symbolic batch; `function` is there once the `with write_kernel(...)` ends."""

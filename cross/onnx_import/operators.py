@@ -113,6 +113,8 @@ def convert(graph: Propagated, input_name: str, output_name: str) -> tuple[Draft
             tensors[name] = _rename(draft, first, result, name) if name in reserved else result
             if not refused and name in graph.shapes and draft.shapes[tensors[name]] != graph.shapes[name]:
                 refused.append(f"{node.op_type} {display_name(node)!r}: shapes disagree")
+            if 0 in draft.shapes.get(tensors[name], ()):
+                refused.append(f"{node.op_type} {display_name(node)!r}: its output is empty")
     if refused:
         raise UnsupportedModelError(f"cannot be trained: {'; '.join(refused)}. Change these nodes and export again.")
     if output_name not in tensors:

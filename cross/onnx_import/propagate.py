@@ -36,6 +36,7 @@ RENAMING = frozenset(("Transpose", "Reshape", "Squeeze", "Unsqueeze", "Cast", "F
 
 BATCHES = (2, 3)
 _SMALL_ELEMENTS = 4096
+_ONNX_ERRORS = (onnx.defs.SchemaError, onnx.shape_inference.InferenceError, onnx.checker.ValidationError)
 _FOLD_LIMIT_BYTES = 2 << 30
 """Of one folded constant, and of all: a file of a few bytes can ask for any amount."""
 
@@ -151,7 +152,7 @@ def _infer(node: NodeProto, run: _Run, source: SourceGraph, batch: int, baked: S
         schema = onnx.defs.get_schema(node.op_type, source.opset, node.domain)
         opset = [onnx.helper.make_opsetid("", source.opset)]
         run.types.update(onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=opset))
-    except (RuntimeError, ValueError, onnx.defs.SchemaError, onnx.shape_inference.InferenceError) as error:
+    except (RuntimeError, ValueError, *_ONNX_ERRORS) as error:
         raise CorruptInputError(
             f"{node.op_type} {display_name(node)!r} does not fit its inputs at batch {batch}: {_reason(error)}. "
             "Check the input shape, or export the model again."

@@ -121,6 +121,10 @@ def _store_program(program: ProgramGraph, shared: Mapping[str, Storage], target:
             producer = producers.get(name)
             frame = pads.get(name, NO_PADS) if producer is not None and producer.op in FRAMED else NO_PADS
             storages[name] = _storage_of(kind, name in in_blocks, frame, target)
+    if program.target and program.tensors[program.target].dtype == "int32":
+        # Labels are [N] to the caller and [N, 1] to kernels, where they broadcast against logits [N, classes].
+        labels = storages[program.target]
+        storages[program.target] = replace(labels, axes=labels.axes[:-1])
     return _with_copies(program, storages, target)
 
 

@@ -1,0 +1,57 @@
+"""Builds of the C runtime with the hand-written test model, each made once a session."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+NATIVE, TESTS = ROOT / "native", ROOT / "tests" / "native"
+FLAGS = ("-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-D_GNU_SOURCE")
+INCLUDES = (f"-I{NATIVE / 'include'}", f"-I{NATIVE / 'src'}", f"-I{TESTS}")
+
+LIBRARY = sorted((NATIVE / "src").glob("*.c"))
+MODEL = [TESTS / "tables_mlp.c", TESTS / "kernels_mlp.c"]
+PROGRAM = sorted((NATIVE / "taste-train").glob("*.c"))
+CHECKS = sorted(TESTS.glob("test_*.c"))
+
+INPUTS, HIDDEN, CLASSES = 40, 1002, 5
+"""Sizes of the test model (tests/native/mlp.h)."""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A compiler command with its flags, and how to run what it makes."""
+
+    name: str
+    command: tuple[str, ...]
+    flags: tuple[str, ...]
+    emulator: tuple[str, ...] = ()
+
+
+def zig(triple: str, *flags: str, emulator: tuple[str, ...] = ()) -> Toolchain:
+    command = (sys.executable, "-m", "ziglang", "cc", "-target", triple)
+    return Toolchain(triple, command, ("-O2", "-g0", *flags), emulator)
+
+
+def sanitized(*kinds: str) -> Toolchain:
+    flags = ("-O1", "-g", f"-fsanitize={','.join(kinds)}", "-fno-sanitize-recover=all")
+    return Toolchain("-".join(kinds), ("clang",), flags)
+
+
+HOST = zig("x86_64-linux-musl", "-static")
+ADDRESS = sanitized("address", "undefined")
+THREAD = sanitized("thread")
+ARM = zig("aarch64-linux-musl", "-static", emulator=("qemu-aarch64", "-cpu", "cortex-a53"))
+RISCV = zig("riscv64-linux-musl", "-static", emulator=("qemu-riscv64", "-cpu", "rv64"))
+
+
+def compile_c(toolchain: Toolchain, sources: Sequence[Path], out: Path, *extra: str) -> Path:
+    """One program or library from C sources; the compiler's words in the failure."""
+    command = [*toolchain.command, *FLAGS, *toolchain.flags, *INCLUDES, *extra, *map(str, sources), "-o", str(out)]
+    result = subprocess.run([*command, "-lm", "-lpthread"], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return out

@@ -110,11 +110,11 @@ class _Nest:
     def _tap(self, tap: tuple[Expr, Expr, Expr], samples: tuple[Expr, Expr], rows: tuple[Expr, Expr]) -> None:
         """Add one chunk's part to `scalars` input channels from `tap[2]` on of one kernel position."""
         r, s, first = tap
-        sums = local(self.scalars, self.vectors, self.width)
+        sums = [local(self.vectors, self.width) for _ in range(self.scalars)]
         every = [(i, k) for i in range(self.scalars) for k in range(self.vectors)]
         lane = lanes(0, self.width)
         for i, k in every:
-            store(sums, (i, k, lane), self.dw[self.block + k, self.c, r, s, first + i, lane])
+            store(sums[i], (k, lane), self.dw[self.block + k, self.c, r, s, first + i, lane])
         with T.serial(samples[1]) as n, T.serial(rows[1]) as h:
             unrolled = self.spec.out_width if self.spec.out_width <= UNROLLED_COLUMNS else 4
             whole = self.spec.out_width // unrolled
@@ -124,9 +124,9 @@ class _Nest:
             for column in range(whole * unrolled, self.spec.out_width):
                 self._pixel(sums, tap, (samples[0] + n, rows[0] + h, column))
         for i, k in every:
-            store(self.dw, (self.block + k, self.c, r, s, first + i, lane), sums[i, k, lane])
+            store(self.dw, (self.block + k, self.c, r, s, first + i, lane), sums[i][k, lane])
 
-    def _pixel(self, sums: Buffer, tap: tuple[Expr, Expr, Expr], pixel: tuple[Expr, Expr, Expr]) -> None:
+    def _pixel(self, sums: list[Buffer], tap: tuple[Expr, Expr, Expr], pixel: tuple[Expr, Expr, Expr]) -> None:
         spec, (r, s, first), (n, h, w) = self.spec, tap, pixel
         y = h * spec.strides[0] + r * spec.dilations[0] + spec.x_pads[0] - spec.pads[0]
         x = w * spec.strides[1] + s * spec.dilations[1] + spec.x_pads[1] - spec.pads[1]
@@ -135,4 +135,4 @@ class _Nest:
             value = spread(self.x[n, self.x_block, y, x, first + i], self.width)
             for k in range(self.vectors):
                 gradient = self.dy[n, self.block + k, h + spec.y_pads[0], w + spec.y_pads[1], lane]
-                add_to(sums, (i, k, lane), value * gradient)
+                add_to(sums[i], (k, lane), value * gradient)

@@ -131,18 +131,18 @@ class _Nest:
             places = [(settle((pixel + p) // phase.width), settle((pixel + p) % phase.width)) for p in range(pixels)]
         width = self.work.weight_shape[-1]
         lane = lanes(0, width)
-        sums = local(pixels, vectors, width)
+        sums = [local(vectors, width) for _ in range(pixels)]
         every = [(p, k) for p in range(pixels) for k in range(vectors)]
         for p, k in every:
-            store(sums, (p, k, lane), zeros(width))
+            store(sums[p], (k, lane), zeros(width))
         if phase.row_taps.count and phase.column_taps.count:
             self._sum(phase, sums, places, block, vectors)
         row_stride, column_stride = self.work.out_strides
         for p, k in every:
             y, x = places[p][0] * row_stride + phase.row, places[p][1] * column_stride + phase.column
-            store(self.destination, (self.sample, block + k, y, x, lane), sums[p, k, lane])
+            store(self.destination, (self.sample, block + k, y, x, lane), sums[p][k, lane])
 
-    def _sum(self, phase: Phase, sums: Buffer, places: list[tuple[Expr, Expr]], block: Expr, vectors: int) -> None:
+    def _sum(self, phase: Phase, sums: list[Buffer], places: list[tuple[Expr, Expr]], block: Expr, vectors: int) -> None:
         _, group_blocks, _, _, depth, width = self.work.weight_shape
         row_taps, column_taps = phase.row_taps, phase.column_taps
         row_stride, column_stride = self.work.in_strides
@@ -158,4 +158,4 @@ class _Nest:
                     x = column * column_stride + column_taps.offset + tap * column_taps.offset_step
                     pixel = spread(self.source[self.sample, first_source + c, y, x, i], width)
                     with T.unroll(vectors) as k:
-                        add_to(sums, (p, k, lane), pixel * self.weight[block + k, c, r, s, i, lane])
+                        add_to(sums[p], (k, lane), pixel * self.weight[block + k, c, r, s, i, lane])

@@ -190,16 +190,16 @@ class _Dot:
     def _tile(self, row: Expr, rows: int, column: Expr, columns: int) -> None:
         width = self.target.vector_floats
         vectors = self.inner // width
-        sums, totals = local(rows, columns, width), local(rows, columns)
+        sums, totals = [local(columns, width) for _ in range(rows)], local(rows, columns)
         every = [(i, j) for i in range(rows) for j in range(columns)]
         for i, j in every:
-            store(sums, (i, j, lanes(0, width)), zeros(width))
+            store(sums[i], (j, lanes(0, width)), zeros(width))
         with T.serial(vectors) as vector:
             for i, j in every:
                 lane = lanes(vector * width, width)
-                add_to(sums, (i, j, lanes(0, width)), self.a(row + i, lane) * self.b(column + j, lane))
+                add_to(sums[i], (j, lanes(0, width)), self.a(row + i, lane) * self.b(column + j, lane))
         for i, j in every:
-            store(totals, (i, j), _lane_sum(sums, (i, j), 0, width))
+            store(totals, (i, j), _lane_sum(sums[i], (j,), 0, width))
         with T.serial(self.inner - vectors * width) as rest:
             for i, j in every:
                 k = vectors * width + rest
@@ -281,20 +281,20 @@ class _Outer:
 
     def _tile(self, row: Expr, rows: int, column: Expr, vectors: int, width: int, inner: tuple[Expr, Expr]) -> None:
         first, count = inner
-        sums, lane = local(rows, vectors, width), lanes(0, width)
+        sums, lane = [local(vectors, width) for _ in range(rows)], lanes(0, width)
         every = [(i, j) for i in range(rows) for j in range(vectors)]
         for i, j in every:
             buffer, index = self.out(row + i, lanes(column + j * width, width))
             with T.If(first == 0):
                 with T.Then():
-                    store(sums, (i, j, lane), zeros(width))
+                    store(sums[i], (j, lane), zeros(width))
                 with T.Else():
-                    store(sums, (i, j, lane), buffer[index])
+                    store(sums[i], (j, lane), buffer[index])
         with T.serial(count) as k:
             for i in range(rows):
                 value = spread(self.a(row + i, first + k), width)
                 for j in range(vectors):
-                    add_to(sums, (i, j, lane), value * self.b(first + k, lanes(column + j * width, width)))
+                    add_to(sums[i], (j, lane), value * self.b(first + k, lanes(column + j * width, width)))
         for i, j in every:
             buffer, index = self.out(row + i, lanes(column + j * width, width))
-            store(buffer, index, sums[i, j, lane])
+            store(buffer, index, sums[i][j, lane])

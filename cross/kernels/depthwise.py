@@ -180,11 +180,11 @@ class _WeightNest:
         spec, lane = self.spec, lanes(0, self.width)
         ways = 1 if self.rows_at_once > 1 else min(self.most_ways, TILE_COLUMNS, spec.out_width)
         places = [(r, s) for r in range(self.rows_at_once) for s in range(spec.kernel[1])]
-        sums = local(ways, self.rows_at_once, spec.kernel[1], self.width)
+        sums = [local(ways, spec.kernel[1], self.width) for _ in range(self.rows_at_once)]
         for r, s in places:
-            store(sums, (0, r, s, lane), self.dw[self.block, first_row + r, s, lane])
+            store(sums[r], (0, s, lane), self.dw[self.block, first_row + r, s, lane])
             for way in range(1, ways):
-                store(sums, (way, r, s, lane), zeros(self.width))
+                store(sums[r], (way, s, lane), zeros(self.width))
         unrolled = ways if ways > 1 else min(TILE_COLUMNS, spec.out_width)
         whole = spec.out_width // unrolled
         with T.serial(samples[1]) as n, T.serial(rows[1]) as h:
@@ -195,16 +195,16 @@ class _WeightNest:
             for column in range(whole * unrolled, spec.out_width):
                 self._pixel(sums, column % ways, first_row, (*pixel, column))
         for r, s in places:
-            total = sums[0, r, s, lane]
+            total = sums[r][0, s, lane]
             for way in range(1, ways):
-                total = total + sums[way, r, s, lane]
+                total = total + sums[r][way, s, lane]
             store(self.dw, (self.block, first_row + r, s, lane), total)
 
-    def _pixel(self, sums: Buffer, way: int, first_row: Expr, pixel: tuple[Expr, Expr, Expr]) -> None:
+    def _pixel(self, sums: list[Buffer], way: int, first_row: Expr, pixel: tuple[Expr, Expr, Expr]) -> None:
         spec, (n, h, w), lane = self.spec, pixel, lanes(0, self.width)
         gradient = self.dy[n, self.block, h + spec.y_pads[0], w + spec.y_pads[1], lane]
         for r in range(self.rows_at_once):
             y = h * spec.strides[0] + (first_row + r) * spec.dilations[0] + spec.x_pads[0] - spec.pads[0]
             for s in range(spec.kernel[1]):
                 x = w * spec.strides[1] + s * spec.dilations[1] + spec.x_pads[1] - spec.pads[1]
-                add_to(sums, (way, r, s, lane), self.x[n, self.block, y, x, lane] * gradient)
+                add_to(sums[r], (way, s, lane), self.x[n, self.block, y, x, lane] * gradient)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 from tvm.script.ir_builder import IRBuilder
@@ -26,8 +27,9 @@ Buffer = Any
 PrimFunc = Any
 """`tvm.tirx.PrimFunc`."""
 
-ON_STACK = {"disable_lower_builtin": True}
-"""Without it TVM asks the runtime for workspace, once for each local array and task."""
+STACK_BYTES = 1024
+"""TVM puts constant arrays below this size on the stack; it asks the runtime for workspace for larger ones, and for any
+array whose scope is "local", which is why ours are "global"."""
 
 
 class Kernel:
@@ -60,7 +62,8 @@ ON_STACK = {"disable_lower_builtin": True}
 
 def local(*shape: int) -> Buffer:
     """A small float32 array of this task: registers where every index is a constant, stack otherwise."""
-    return T.alloc_buffer(shape, "float32", scope="local", annotations=ON_STACK)
+    assert prod(shape) * 4 < STACK_BYTES, f"a local array of {shape} would be allocated by the runtime"
+    return T.alloc_buffer(shape, "float32")
 
 
 def view(buffer: Buffer, *shape: Expr) -> Buffer:
@@ -71,7 +74,7 @@ def view(buffer: Buffer, *shape: Expr) -> Buffer:
 def settle(value: Expr) -> Expr:
     """An index computed once: kept in a local variable that TVM's simplifier cannot write out again at each of hundreds of
     uses (it does so with a plain binding, and then spends seconds on a kernel)."""
-    variable = T.alloc_buffer((1,), "int64", scope="local", annotations=ON_STACK)
+    variable = T.alloc_buffer((1,), "int64")
     T.buffer_store(variable, T.Cast("int64", value), [0])
     return variable[0]
 

@@ -85,7 +85,7 @@ def build(
 def _build(model: Model, target: Target, out: Path, loss: str, seed: int, progress: Progress | None) -> None:
     kernels = lower(assign_storage(build_training_graph(model, loss), target), target)
     plan = plan_memory(kernels)
-    objects = compile_kernels(kernels.builders, target, cache_root() / "kernels", progress)
+    objects = compile_kernels(kernels, cache_root() / "kernels", progress)
     if progress is not None:
         progress("link", 0, 1)
     part = out.with_name(f".{out.name}.{os.getpid()}.part")

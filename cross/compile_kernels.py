@@ -9,9 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
+import queue
 import re
 import subprocess
-from collections.abc import Callable, Mapping
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +25,7 @@ import tvm
 
 from cross import toolchain
 from cross.errors import TasteError
+from cross.lower import Kernels
 from cross.target import Target
 
 RV64GC = ("+m", "+a", "+f", "+d", "+c")
@@ -27,22 +34,97 @@ Progress = Callable[[str, int, int], None]
 """(what, done, total)."""
 
 
-def compile_kernels(
-    builders: Mapping[str, Callable[[], Any]], target: Target, cache: Path, progress: Progress | None = None
-) -> dict[str, Path]:
-    """Object file of every kernel; those in `cache` already are not built again."""
-    folder = cache / f"{target.name}-{_sources_digest()}"
+def compile_kernels(kernels: Kernels, cache: Path, progress: Progress | None = None) -> dict[str, Path]:
+    """Object file of every kernel; those in `cache` already are not built again. One worker process a core."""
+    folder = cache / f"{kernels.target.name}-{_sources_digest()}"
     folder.mkdir(parents=True, exist_ok=True)
-    objects: dict[str, Path] = {}
-    for done, (symbol, build) in enumerate(builders.items()):
-        if progress is not None:
-            progress("kernels", done, len(builders))
-        objects[symbol] = folder / f"{symbol}.o"
-        if not objects[symbol].exists():
-            _compile(symbol, build(), target, objects[symbol])
-    if progress is not None:
-        progress("kernels", len(builders), len(builders))
+    objects = {symbol: folder / f"{symbol}.o" for symbol in kernels.builders}
+    wanted = [symbol for symbol, path in objects.items() if not path.exists()]
+    report = _Report(len(objects), len(objects) - len(wanted), progress)
+    count = min(os.cpu_count() or 1, -(-len(wanted) // KERNELS_A_WORKER))
+    if count <= 1:
+        for symbol in wanted:
+            compile_to(symbol, kernels.builders[symbol](), kernels.target, objects[symbol])
+            report.one_more()
+    else:
+        _in_workers(kernels, wanted, folder, count, report)
     return objects
+
+
+KERNELS_A_WORKER = 8
+"""Fewer kernels than this are not worth another Python process."""
+
+
+@dataclass
+class _Report:
+    total: int
+    done: int
+    progress: Progress | None
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tell()
+
+    def one_more(self) -> None:
+        with self._lock:
+            self.done += 1
+            self._tell()
+
+    def _tell(self) -> None:
+        if self.progress is not None:
+            self.progress("kernels", self.done, self.total)
+
+
+def _in_workers(kernels: Kernels, wanted: list[str], folder: Path, count: int, report: _Report) -> None:
+    """Hand symbols to `cross.compile_worker` processes, one at a time each, until none is left or one fails."""
+    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for symbol in wanted:
+        waiting.put(symbol)
+    with tempfile.TemporaryDirectory(prefix="taste-kernels-") as scratch:
+        graph = Path(scratch) / "graph.pickle"
+        graph.write_bytes(pickle.dumps((kernels.graph, kernels.target)))
+        command = [sys.executable, "-m", "cross.compile_worker", str(graph), str(folder)]
+        search = os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "PYTHONPATH": search.rstrip(os.pathsep)}
+        workers = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+            for _ in range(count)
+        ]
+        failures: list[str] = []
+        threads = [threading.Thread(target=_feed, args=(w, waiting, report, failures)) for w in workers]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.communicate()
+    if failures:
+        raise TasteError(failures[0])
+
+
+def _feed(
+    worker: subprocess.Popen[str], waiting: queue.SimpleQueue[str], report: _Report, failures: list[str]
+) -> None:
+    assert worker.stdin is not None and worker.stdout is not None
+    while not failures:
+        try:
+            symbol = waiting.get_nowait()
+        except queue.Empty:
+            return
+        try:
+            worker.stdin.write(symbol + "\n")
+            worker.stdin.flush()
+            answer = worker.stdout.readline().strip()
+        except OSError as error:
+            answer = str(error)
+        if answer != symbol:
+            reason = answer or "the compiler process ended"
+            failures.append(f"kernel {symbol} cannot be compiled: {reason}. Report this as a bug.")
+            return
+        report.one_more()
 
 
 def _sources_digest() -> str:
@@ -74,7 +156,8 @@ def compile_kernel(symbol: str, function: Any, target: Target) -> Any:
         return tvm.compile(module, target=tvm_target(target))
 
 
-def _compile(symbol: str, function: Any, target: Target, path: Path) -> None:
+def compile_to(symbol: str, function: Any, target: Target, path: Path) -> None:
+    """Compile one PrimFunc to the object file `path`, which appears whole or not at all."""
     module = compile_kernel(symbol, function, target).mod
     part = path.with_name(f".{path.stem}.{os.getpid()}.o")
     if target.rvv:

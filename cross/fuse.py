@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from cross.expression import Expr, arg, size, substitute
-from cross.graph import Node, Shape
+from cross.graph import Node, Shape, TensorType
 from cross.program_graph import ProgramGraph
 
 READERS = ("map", "reduce", "sum_batch", "channel_window_sum")
@@ -38,10 +38,10 @@ def fuse(program: ProgramGraph) -> ProgramGraph:
     return replace(program, nodes=tuple(nodes))
 
 
-def domain_of(shapes: Mapping[str, Shape], node: Node) -> Shape:
+def domain_of(tensors: Mapping[str, TensorType], node: Node) -> Shape:
     """The index space a reader walks: its output's for a map; a sum says its own."""
     if node.op in ("map", "channel_window_sum"):
-        return shapes[node.outputs[0]]
+        return tensors[node.outputs[0]].shape
     return tuple(node.attrs["domain"])
 
 
@@ -50,11 +50,11 @@ def expressions(node: Node) -> tuple[Expr, ...]:
 
 
 def _merge_into_all(program: ProgramGraph, node: Node, readers: list[Node]) -> list[Node] | None:
-    shapes = {name: kind.shape for name, kind in program.tensors.items()}
-    domain = shapes[node.outputs[0]]
+    tensors = program.tensors
+    domain = tensors[node.outputs[0]].shape
     if not readers or any(r.op not in READERS or r.block != node.block for r in readers):
         return None
-    if any(domain_of(shapes, r) != domain for r in readers):
+    if any(domain_of(tensors, r) != domain for r in readers):
         return None
     merged = [_merge(node, reader) for reader in readers]
     if any(len(m.inputs) > MAXIMUM_INPUTS for m in merged):
@@ -64,7 +64,7 @@ def _merge_into_all(program: ProgramGraph, node: Node, readers: list[Node]) -> l
         return merged
     if size(node.attrs["expr"]) > MAXIMUM_REPEATED_OPERATIONS:
         return None
-    grows = any(_streams(shapes, m, domain) > _streams(shapes, r, domain) for m, r in zip(merged, readers, strict=True))
+    grows = any(_streams(tensors, m, domain) > _streams(tensors, r, domain) for m, r in zip(merged, readers, strict=True))
     return None if grows else merged
 
 
@@ -80,9 +80,9 @@ def _mentions(reader: Node, name: str) -> int:
     return sum(count(e) for e in expressions(reader))
 
 
-def _streams(shapes: dict[str, Shape], node: Node, domain: Shape) -> int:
+def _streams(tensors: Mapping[str, TensorType], node: Node, domain: Shape) -> int:
     """Full-size tensors that a reader loads."""
-    return sum(shapes[name] == domain for name in set(node.inputs))
+    return sum(tensors[name].shape == domain for name in set(node.inputs))
 
 
 def _merge(node: Node, reader: Node) -> Node:

@@ -98,8 +98,7 @@ def _map_flops(node: Node, types: Mapping[str, TensorType]) -> tuple[int, int]:
     """Arithmetic of an element-wise or summing node: (fixed, a sample)."""
     if node.op not in ("map", "reduce", "sum_batch"):
         return 0, 0
-    shapes = {name: kind.shape for name, kind in types.items()}
-    domain = TensorType(domain_of(shapes, node))
+    domain = TensorType(domain_of(types, node))
     work = domain.elements * sum(size(e) + (node.op != "map") for e in expressions(node))
     return (0, work) if domain.batched else (work, 0)
 

@@ -53,7 +53,7 @@ class Site:
         return tuple(self.types[name] for name in self.node.outputs)
 
     def domain(self) -> tuple[int, ...]:
-        return domain_of({name: kind.shape for name, kind in self.types.items()}, self.node)
+        return domain_of(self.types, self.node)
 
     def everything(self) -> tuple[Any, ...]:
         """All that a kernel without extras depends on."""

@@ -10,6 +10,7 @@ from cross.onnx_import.draft import Draft
 
 _RECTIFIERS = frozenset(("relu", "clip", "leaky_relu", "silu", "hard_swish"))
 _PRELU_SLOPE = 0.25
+_HEAD_SHARE = 0.1
 
 
 def choose_inits(draft: Draft, *, keep_signal: bool) -> dict[str, Init]:
@@ -17,14 +18,17 @@ def choose_inits(draft: Draft, *, keep_signal: bool) -> dict[str, Init]:
 
     PyTorch's defaults: weights and biases uniform in 1 / sqrt(fan_in), batch norm 1 and 0, statistics 0 and 1. With
     `keep_signal`, a weight that a rectifier follows with no batch norm between has He's bound: at PyTorch's default a
-    VGG of 19 layers passes on a signal of 1e-6 and does not train.
+    VGG of 19 layers passes on a signal of 1e-6 and does not train. The last weight is then drawn ten times smaller:
+    logits near zero, the loss at log(classes), and first steps that do not overshoot.
     """
     producers = {node.outputs[0]: node for node in draft.nodes}
     readers = draft.consumers()
+    last = next((node for node in reversed(draft.nodes) if node.op in ("conv2d", "dense")), None)
     inits: dict[str, Init] = {}
     for node in draft.nodes:
         if node.op in ("conv2d", "dense"):
-            inits.setdefault(node.inputs[1], _weight(draft, node, readers, keep_signal))
+            share = _HEAD_SHARE if keep_signal and node is last else 1.0
+            inits.setdefault(node.inputs[1], _weight(draft, node, readers, keep_signal, share))
         elif node.op == "batch_norm":
             for name, value in zip(node.inputs[1:], (1.0, 0.0, 0.0, 1.0), strict=True):
                 inits[name] = Init("constant", value)
@@ -35,13 +39,13 @@ def choose_inits(draft: Draft, *, keep_signal: bool) -> dict[str, Init]:
     return inits
 
 
-def _weight(draft: Draft, node: Node, readers: dict[str, list[Node]], keep_signal: bool) -> Init:
+def _weight(draft: Draft, node: Node, readers: dict[str, list[Node]], keep_signal: bool, share: float) -> Init:
     fan_in = prod(draft.shapes[node.inputs[1]][1:])
     following = readers.get(node.outputs[0], [])
     if len(following) == 1 and following[0].op == "add" and any(i in draft.parameters for i in following[0].inputs):
         following = readers.get(following[0].outputs[0], [])
     rectified = bool(following) and all(reader.op in _RECTIFIERS for reader in following)
-    return Init("uniform", relu_bound(fan_in) if keep_signal and rectified else default_bound(fan_in))
+    return Init("uniform", share * (relu_bound(fan_in) if keep_signal and rectified else default_bound(fan_in)))
 
 
 def _operand(draft: Draft, node: Node, name: str, producers: dict[str, Node]) -> Init:

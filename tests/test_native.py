@@ -1,4 +1,4 @@
-"""The C runtime: its own tests on the host, under sanitizers and under QEMU; taste-train's verbs, numbers and error exits."""
+"""The C runtime: its own tests on the host, under sanitizers and QEMU; taste-train's verbs, numbers and error exits."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from tests.native_builds import (
 )
 
 Build = Callable[..., Path]
+Array = np.ndarray[Any, Any]
 ROWS = 10
 
 
@@ -168,9 +169,7 @@ def test_bench_stops_early_where_a_step_is_long(program: Path) -> None:
     assert 2 <= result["steps"] <= 40
 
 
-def reference_step(
-    weights: dict[str, Any], x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]
-) -> tuple[float, dict[str, Any]]:
+def reference_step(weights: dict[str, Any], x: Array, y: Array) -> tuple[float, dict[str, Any]]:
     """Loss and gradients of the test model in float64."""
     rows = len(x)
     flat = x.reshape(rows, -1).astype(np.float64)
@@ -260,11 +259,11 @@ def test_seeded_weights_are_those_of_the_contract(program: Path, samples: Path, 
     succeed(program, *arguments, tmp_path / "seeded")
     saved = load_file(tmp_path / "seeded")
 
-    def splitmix64(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def splitmix64(x: Array) -> Array:
         x = x + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))
+        return np.asarray(x ^ (x >> np.uint64(31)))
 
     def fnv1a(text: str) -> int:
         value = 0xCBF29CE484222325
@@ -384,13 +383,14 @@ def test_damaged_and_foreign_weights_are_refused(program: Path, samples: Path, t
 def test_samples_of_another_model_are_refused(program: Path, samples: Path, tmp_path: Path) -> None:
     data, path = load_file(samples), tmp_path / "other"
     train = ("train", "--samples", path, "--batch-size", 4, "--steps", 1, "--lr", 0.1)
-    for change, code, words in [
+    changes: list[tuple[dict[str, Array], int, str]] = [
         ({"x": np.zeros((3, 2, 4, 6), np.float32)}, 13, "x of"),
         ({"x": data["x"].astype(np.float64)}, 13, "F64"),
         ({"y": data["y"].astype(np.int64)}, 13, "I64"),
         ({"y": data["y"][:3]}, 13, "10 samples"),
         ({"y": data["y"] + CLASSES}, 2, "has label"),
-    ]:
+    ]
+    for change, code, words in changes:
         save_file({**data, **change}, path)
         refuse(code, words, program, *train)
     save_file({"x": data["x"]}, path)
@@ -406,7 +406,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(program: Path, samples: Path, tm
     save_file(data, path)
     saved = tmp_path / "saved"
     train = ("--batch-size", 4, "--steps", 9, "--save", saved)
-    refuse(15, "in 'x'", program, "train", "--samples", path, "--lr", 0.1, *train)
+    refuse(15, "step 2: the gradient of 'hidden.weight'", program, "train", "--samples", path, "--lr", 0.1, *train)
     got, events, stderr = run(program, "train", "--samples", samples, "--lr", 1e30, *train)
     assert got == 15 and "step 2" in stderr and [e["event"] for e in events] == ["plan", "step", "error"]
     assert not saved.exists()

@@ -1,0 +1,184 @@
+"""Python on the board: libtaste.so through cffi gives taste-train's numbers, tensors by name, errors as exceptions."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from device_runtime import BACKWARD, FORWARD, LOSS, DeviceError, Library, Trainer, load_library
+from tests.native_builds import CLASSES, HIDDEN, HOST, INPUTS, LIBRARY, MODEL, NATIVE, PROGRAM, ROOT, compile_c, zig
+
+Array = np.ndarray[Any, Any]
+ROWS = 8
+SHARED = ("-shared", "-fPIC", "-fvisibility=hidden", f"-Wl,--version-script={NATIVE / 'libtaste.map'}")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    toolchain = zig("x86_64-linux-gnu.2.17", *SHARED)
+    return compile_c(toolchain, LIBRARY + MODEL, tmp_path_factory.mktemp("device") / "libtaste.so")
+
+
+@pytest.fixture(scope="module")
+def library(shared: Path) -> Library:
+    return load_library(shared)
+
+
+@pytest.fixture
+def batch() -> tuple[Array, Array]:
+    random = np.random.default_rng(4)
+    x = random.standard_normal((ROWS, 2, 4, 5), dtype=np.float32)
+    return x, random.integers(0, CLASSES, ROWS).astype(np.int32)
+
+
+def test_the_library_describes_its_model(library: Library) -> None:
+    assert (library.name, library.classes, library.input_shape) == ("mlp", CLASSES, (2, 4, 5))
+    assert [block.name for block in library.programs["train"].blocks] == ["hidden", "scale", "head"]
+    assert library.programs["train"].blocks[1].output_gradient == "scaled.gradient"
+    assert library.programs["eval"].loss is None and not library.programs["eval"].updates
+    assert library.find_tensor("hidden.weight").shape == (HIDDEN, INPUTS)
+    assert library.find_tensor("x", "train").shape_at(3) == (3, 2, 4, 5)
+
+
+def test_steps_are_those_of_taste_train(library: Library, batch: tuple[Array, Array], tmp_path: Path) -> None:
+    x, y = batch
+    save_file({"x": x, "y": y}, tmp_path / "samples")
+    program = compile_c(HOST, LIBRARY + MODEL + PROGRAM, tmp_path / "taste-train")
+    arguments = ["train", "--samples", tmp_path / "samples", "--batch-size", ROWS, "--steps", 3, "--lr", 0.05]
+    arguments += ["--momentum", 0.9, "--weight-decay", 0.001, "--seed", 3, "--save", tmp_path / "saved"]
+    subprocess.run([program, *map(str, arguments)], check=True, capture_output=True)
+    with Trainer(library, ROWS, seed=3) as trainer:
+        losses = [trainer.step(x, y, learning_rate=0.05, momentum=0.9, weight_decay=0.001).loss for _ in range(3)]
+        trainer.save_weights(tmp_path / "ours")
+    theirs, ours = load_file(tmp_path / "saved"), load_file(tmp_path / "ours")
+    assert losses == sorted(losses, reverse=True) and set(theirs) == set(ours)
+    # Another C library: its expf and logf may differ in the last bit.
+    assert all(np.allclose(theirs[name], ours[name], rtol=1e-5, atol=1e-7) for name in theirs)
+
+
+def test_threads_do_not_change_the_bits(library: Library, batch: tuple[Array, Array]) -> None:
+    x, y = batch
+    results = []
+    for threads in (1, 2, 3):
+        with Trainer(library, ROWS, threads=threads) as trainer:
+            trainer.step(x, y, learning_rate=0.1, gradient_clip=0.5)
+            trainer.step(x[:3], y[:3], learning_rate=0.1, gradient_clip=0.5)
+            results.append(trainer.parameters())
+    for other in results[1:]:
+        assert all(np.array_equal(results[0][name], other[name]) for name in other)
+
+
+def test_blocks_run_alone_and_boundaries_are_tensors(library: Library, batch: tuple[Array, Array]) -> None:
+    x, y = batch
+    with Trainer(library, ROWS) as whole, Trainer(library, ROWS) as tail:
+        whole.load(x, y)
+        whole.run(FORWARD | LOSS | BACKWARD, batch_size=ROWS)
+        hidden = np.maximum(
+            x.reshape(ROWS, -1) @ whole.read_parameter("hidden.weight").T + whole.read_parameter("hidden.bias"), 0
+        )
+        assert np.allclose(whole.read_tensor("hidden", batch_size=ROWS), hidden, atol=1e-5)
+        tail.load(x, y)
+        tail.write_tensor("hidden", whole.read_tensor("hidden", batch_size=ROWS))
+        tail.run(FORWARD | LOSS | BACKWARD, batch_size=ROWS, first_block=1)
+        for name in ("logits", "hidden.gradient"):
+            assert np.array_equal(tail.read_tensor(name, batch_size=ROWS), whole.read_tensor(name, batch_size=ROWS))
+        assert np.array_equal(tail.gradient("head.weight"), whole.gradient("head.weight"))
+        assert np.array_equal(whole.predict(x), whole.read_tensor("logits", batch_size=ROWS))
+
+
+def test_accumulated_micro_batches_are_one_batch(library: Library, batch: tuple[Array, Array]) -> None:
+    x, y = batch
+    with Trainer(library, ROWS) as whole, Trainer(library, 3, accumulate=True) as parts:
+        whole.gradients(x, y)
+        for first in range(0, ROWS, 3):
+            parts.gradients(x[first : first + 3], y[first : first + 3], effective_batch=ROWS)
+        assert np.allclose(parts.gradient("hidden.weight"), whole.gradient("hidden.weight"), rtol=1e-5, atol=1e-7)
+        parts.update(learning_rate=0.1, momentum=0.9)
+        whole.update(learning_rate=0.1, momentum=0.9)
+        assert np.allclose(parts.momentum("head.bias"), whole.momentum("head.bias"), rtol=1e-5, atol=1e-7)
+
+
+def test_weights_go_out_and_in(library: Library, tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    with Trainer(library, 1, seed=1) as first, Trainer(library, 1, seed=2) as second:
+        first.save_weights(path)
+        before = second.parameters()
+        path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(DeviceError, match="Copy the file again") as caught:
+            second.load_weights(path)
+        assert caught.value.exit_code == 14
+        save_file({name: values for name, values in first.parameters().items() if name != "head.bias"}, path)
+        with pytest.raises(DeviceError, match="no tensor 'head.bias'") as caught:
+            second.load_weights(path)
+        assert caught.value.exit_code == 13
+        assert all(np.array_equal(before[name], values) for name, values in second.parameters().items())
+        first.save_weights(path)
+        second.load_weights(path)
+        assert all(np.array_equal(values, second.read_parameter(name)) for name, values in first.parameters().items())
+    assert [p.name for p in tmp_path.iterdir()] == ["weights"]
+    with pytest.raises(DeviceError, match="cannot read") as caught:
+        Trainer(library, 1, weights=tmp_path / "none")
+    assert caught.value.exit_code == 12
+
+
+def test_errors_are_exceptions_with_the_exit_code(library: Library, batch: tuple[Array, Array], tmp_path: Path) -> None:
+    x, y = batch
+    with Trainer(library, 4) as trainer:
+        cases: list[tuple[int, str, Callable[[], object]]] = [
+            (10, "opened for 4 rows", lambda: trainer.step(x, y, learning_rate=0.1)),
+            (2, "x has shape", lambda: trainer.predict(x[:, :1])),
+            (2, "'y' is given with shape", lambda: trainer.step(x[:2], y[:3], learning_rate=0.1)),
+            (2, "'y' is given as float64", lambda: trainer.step(x[:2], y[:2] * 1.0, learning_rate=0.1)),
+            (2, "has label 5", lambda: trainer.step(x[:2], y[:2] * 0 + 5, learning_rate=0.1)),
+            (2, "batch size 0", lambda: trainer.predict(x[:0])),
+            (2, "no tensor 'nothing'", lambda: trainer.read_parameter("nothing")),
+            (2, "not [1002]", lambda: trainer.write_parameter("hidden.bias", np.zeros(3))),
+            (15, "first seen in 'head.bias'", lambda: _poisoned(trainer, x[:4], y[:4])),
+        ]
+        for code, words, wrong in cases:
+            with pytest.raises(DeviceError) as caught:
+                wrong()
+            assert caught.value.exit_code == code and words in str(caught.value)
+    (tmp_path / "libtaste.so").write_bytes(b"not a library")
+    with pytest.raises(DeviceError, match="Deploy the build for this board") as caught:
+        load_library(tmp_path / "libtaste.so")
+    assert caught.value.exit_code == 12
+
+
+def _poisoned(trainer: Trainer, x: Array, y: Array) -> None:
+    trainer.write_parameter("head.bias", np.full(CLASSES, np.nan))
+    trainer.step(x, y, learning_rate=0.1)
+
+
+def test_threads_of_python_take_turns_and_affinity_comes_back(library: Library, batch: tuple[Array, Array]) -> None:
+    x, y = batch
+    before = os.sched_getaffinity(0)
+    with Trainer(library, ROWS, threads=2) as trainer:
+        workers = [threading.Thread(target=trainer.step, args=(x, y), kwargs={"learning_rate": 0.01}) for _ in range(4)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert np.isfinite(trainer.predict(x)).all()
+        assert os.sched_getaffinity(0) == before
+
+
+def test_import_needs_nothing_but_numpy_and_cffi(shared: Path) -> None:
+    """In a process that sees this package alone; two copies of the library work side by side."""
+    script = (
+        "import sys, device_runtime as d; "
+        "a, b = d.load_library(sys.argv[1]), d.load_library(sys.argv[1]); "
+        "d.Trainer(a, 2, threads=1), d.Trainer(b, 2, threads=1); "
+        "bad = {'cross', 'host_control', 'torch', 'tvm', 'onnx', 'safetensors'} & set(sys.modules); "
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", script, str(shared)], cwd=ROOT, check=True, timeout=60)

@@ -14,7 +14,7 @@ from typing import Protocol
 from cross.errors import DoesNotFitError, UnstableError
 from host_control.board import Counters
 from host_control.search.forecast import Forecast
-from host_control.search.strategy import Strategy
+from host_control.search.strategy import Strategy, distinct_sizes
 from host_control.study import INTERRUPTED_NOTE, Study, Trial
 
 Measure = Callable[[int], Counters]
@@ -56,7 +56,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class LoopResult:
-    """`complete` is False where the time budget ran out first."""
+    """`complete` is False where the time budget ran out before the sizes' budget was measured."""
 
     complete: bool
     seconds: float
@@ -85,7 +85,9 @@ class StudyLoop:
         while (size := self.strategy.propose(self.study.history())) is not None:
             spent = self.clock.now() - began
             if self._out_of_time(spent, forecast, size):
-                return LoopResult(False, spent)
+                # What is left over the budget are second looks: a finer choice, not a missing part.
+                measured = len(distinct_sizes(self.study.history()))
+                return LoopResult(measured >= self.strategy.budget, spent)
             self.listener.started(size, forecast)
             self._trial(size)
             forecast = self._forecast()
@@ -94,7 +96,7 @@ class StudyLoop:
         return LoopResult(True, self.clock.now() - began)
 
     def _forecast(self) -> Forecast:
-        return Forecast.of(self.strategy.space, self.study.history(), self.options.seconds)
+        return Forecast.of(self.strategy, self.study.history(), self.options.seconds)
 
     def _out_of_time(self, spent: float, forecast: Forecast, size: int) -> bool:
         """Whether the next trial would end after the budget; the first one always runs."""

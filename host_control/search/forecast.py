@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from host_control.search.space import SearchSpace
-from host_control.search.strategy import Observation, SizeResult, distinct_sizes, summarise
+from host_control.search.strategy import Observation, SizeResult, Strategy, distinct_sizes, summarise
 
 OVERHEAD_S = 1.0
 """Starting the program, allocating and touching its arena, and the way to the board and back."""
@@ -33,10 +33,10 @@ class Forecast:
     remaining_sizes: int
 
     @classmethod
-    def of(cls, space: SearchSpace, history: Sequence[Observation], seconds: float) -> Forecast:
+    def of(cls, strategy: Strategy, history: Sequence[Observation], seconds: float) -> Forecast:
         """The forecast after `history`; `seconds` is the shortest measurement."""
-        left = max(space.budget - len(distinct_sizes(history)), 0)
-        return cls(space, summarise(history), seconds, left)
+        left = max(strategy.budget - len(distinct_sizes(history)), 0)
+        return cls(strategy.space, summarise(history), seconds, left)
 
     @property
     def known(self) -> bool:

@@ -15,6 +15,7 @@ class GridSearch:
 
     def __init__(self, space: SearchSpace, seed: int = 0) -> None:
         self.space = space
+        self.budget = len(space)
 
     def propose(self, history: Sequence[Observation]) -> int | None:
         seen = distinct_sizes(history)

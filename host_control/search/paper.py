@@ -23,9 +23,10 @@ class PaperSearch:
 
     def __init__(self, space: SearchSpace, seed: int = 0) -> None:
         self.space = space
+        self.budget = -(-len(space) // 2)
         self._estimator = ParzenEstimator(space, seed, OPTUNA_STARTUP_TRIALS)
 
     def propose(self, history: Sequence[Observation]) -> int | None:
-        if len(history) >= -(-len(self.space) // 2):
+        if len(history) >= self.budget:
             return None
         return self._estimator.propose(history)

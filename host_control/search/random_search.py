@@ -16,6 +16,7 @@ class RandomSearch:
 
     def __init__(self, space: SearchSpace, seed: int = 0) -> None:
         self.space = space
+        self.budget = space.budget
         self._order = random.Random(seed).sample(space.sizes, space.budget)
 
     def propose(self, history: Sequence[Observation]) -> int | None:

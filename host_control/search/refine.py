@@ -10,16 +10,32 @@ Two moves, taken in turn by the default strategy:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import log2, sqrt
 
 from host_control.search.strategy import SizeResult
 
-AMONG_BEST = 0.03
-"""Sizes within 3 % of the best may still be it, at 2 % noise."""
 
-_SPEED_WEIGHT = 8.0
-"""One octave of width weighs as much as 1/8 of the throughput: gaps at faster sizes first."""
+@dataclass(frozen=True)
+class GapRule:
+    """Which gaps count: those with an end within `within` of the best. `speed_weight`: octaves of width that the whole
+    throughput is worth, so a gap at faster sizes comes before a wider one at slower sizes.
+    """
+
+    within: float
+    speed_weight: float
+
+
+NEAR = GapRule(within=0.03, speed_weight=8.0)
+"""Beside sizes that may still be the best, at 2 % noise."""
+
+WIDE = GapRule(within=0.5, speed_weight=2.0)
+"""Anywhere but beside sizes at half speed: a second peak hides between two measured sizes an octave apart."""
+
+
+Move = Callable[[Sequence[int], Mapping[int, SizeResult], set[int]], int | None]
+"""A move: from the space, the results and the sizes tried to an untried size, or None where it has none to propose."""
 
 
 def roundness(size: int) -> int:
@@ -27,18 +43,20 @@ def roundness(size: int) -> int:
     return (size & -size).bit_length() - 1
 
 
-def gap_move(sizes: Sequence[int], results: Mapping[int, SizeResult], tried: set[int]) -> int | None:
-    """The roundest untried size in the most promising gap beside a size among the best; None where all are closed."""
+def gap_move(
+    sizes: Sequence[int], results: Mapping[int, SizeResult], tried: set[int], rule: GapRule = NEAR
+) -> int | None:
+    """The roundest untried size in the most promising gap; None where all gaps that count are closed."""
     best = max(result.samples_per_s for result in results.values())
     moves: list[tuple[float, int]] = []
     order = sorted(tried)
     for low, high in zip(order, order[1:], strict=False):
         inside = [size for size in sizes if low < size < high]
         speed = max((results[end].samples_per_s for end in (low, high) if end in results), default=0.0) / best
-        if inside and speed >= 1 - AMONG_BEST:
+        if inside and speed >= 1 - rule.within:
             middle = sqrt(low * high)
             roundest = max(inside, key=lambda size: (roundness(size), -abs(log2(size / middle))))
-            moves.append((log2(high / low) + _SPEED_WEIGHT * (speed - 1), roundest))
+            moves.append((log2(high / low) + rule.speed_weight * (speed - 1), roundest))
     return max(moves)[1] if moves else None
 
 

@@ -17,9 +17,9 @@ TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class Selection:
-    """`plateau` is [smallest, largest] measured size as good as the best, without a worse one between.
+    """`plateau` is [smallest, largest] measured size as good as the best; on a jagged curve there may be worse between.
 
-    `verdict`: 'plateau' where the largest size measured is on it (a larger batch gains nothing and costs nothing),
+    `verdict`: 'plateau' where the largest size measured is as good as the best (a larger batch costs no throughput),
     'peak' where throughput falls again. `speedup`: throughput at bs_opt over that at bs_max, None while bs_max was not
     measured.
     """
@@ -39,18 +39,12 @@ def as_good(result: SizeResult, best: SizeResult) -> bool:
 def select(results: Mapping[int, SizeResult], bs_max: int) -> Selection:
     """Choose from what was measured; `results` must not be empty."""
     best = max(results.values(), key=lambda result: result.samples_per_s)
-    sizes = sorted(results)
-    good = [size for size in sizes if as_good(results[size], best)]
-    first = last = sizes.index(best.batch_size)
-    while first > 0 and sizes[first - 1] in good:
-        first -= 1
-    while last + 1 < len(sizes) and sizes[last + 1] in good:
-        last += 1
+    good = [size for size in sorted(results) if as_good(results[size], best)]
     speedup = results[good[0]].samples_per_s / results[bs_max].samples_per_s if bs_max in results else None
     return Selection(
         bs_opt=good[0],
         bs_peak=best.batch_size,
-        plateau=(sizes[first], sizes[last]),
-        verdict="plateau" if sizes[last] == bs_max else "peak",
+        plateau=(good[0], good[-1]),
+        verdict="plateau" if good[-1] == max(results) else "peak",
         speedup=speedup,
     )

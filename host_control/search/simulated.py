@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import exp, log
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,18 +31,18 @@ def peaked_curve(sizes: Sequence[int], random: np.random.Generator) -> Curve:
     """A smooth peak anywhere between size 4 and the end, steeper or flatter."""
     b = np.asarray(sizes, float)
     half = random.uniform(1, 8)
-    turn = np.exp(random.uniform(np.log(6), np.log(max(sizes[-1], 7))))
+    turn = exp(random.uniform(log(6), log(max(sizes[-1], 7))))
     return _rise(b, half) * _fall(b, turn, random)
 
 
 def jagged_curve(sizes: Sequence[int], random: np.random.Generator) -> Curve:
     """A peak under teeth: sizes that do not fill the last vector of `v` samples lose up to the unused share of it."""
     b = np.asarray(sizes, float)
-    vector = random.choice([4, 8, 16])
+    vector = int(random.choice([4, 8, 16]))
     depth = random.uniform(0.4, 1.0)
-    full = b / (vector * np.ceil(b / vector))
+    full: Curve = b / (vector * np.ceil(b / vector))
     half = random.uniform(1, 6)
-    turn = np.exp(random.uniform(np.log(8), np.log(2 * max(sizes[-1], 8))))
+    turn = exp(random.uniform(log(8), log(2 * max(sizes[-1], 8))))
     return _rise(b, half) * _fall(b, turn, random) * (1 - depth * (1 - full))
 
 
@@ -60,16 +62,16 @@ def _fall(b: Curve, turn: float, random: np.random.Generator) -> Curve:
 def cliff_curve(sizes: Sequence[int], random: np.random.Generator) -> Curve:
     """A saturating rise that drops within two or three sizes and stays down."""
     b = np.asarray(sizes, float)
-    edge = np.exp(random.uniform(np.log(4), np.log(max(sizes[-1], 5))))
+    edge = exp(random.uniform(log(4), log(max(sizes[-1], 5))))
     drop = random.uniform(0.15, 0.5)
-    fallen = 1 / (1 + np.exp(np.clip(-(b - edge) / random.uniform(0.3, 1.5), -60, 60)))
+    fallen: Curve = 1 / (1 + np.exp(np.clip(-(b - edge) / random.uniform(0.3, 1.5), -60, 60)))
     return _rise(b, random.uniform(1, 8)) * (1 - drop * fallen)
 
 
 def plateau_curve(sizes: Sequence[int], random: np.random.Generator) -> Curve:
     """A rise that ends flat, with ripples of half a percent."""
     b = np.asarray(sizes, float)
-    ripple = 1 + 0.005 * np.sin(b * random.uniform(0.1, 2.0) + random.uniform(0, 6))
+    ripple: Curve = 1 + 0.005 * np.sin(b * random.uniform(0.1, 2.0) + random.uniform(0, 6))
     return _rise(b, random.uniform(0.3, 3)) * ripple
 
 
@@ -83,8 +85,9 @@ FAMILIES: dict[str, Callable[[Sequence[int], np.random.Generator], Curve]] = {
 
 def make_curve(family: str, sizes: Sequence[int], seed: int, peak_samples_per_s: float = 100.0) -> Curve:
     """The curve of a family that a seed draws, scaled so that its maximum is `peak_samples_per_s`."""
-    shape = FAMILIES[family](sizes, np.random.default_rng([seed, sorted(FAMILIES).index(family)]))
-    return shape / shape.max() * peak_samples_per_s
+    shape = FAMILIES[family](sizes, np.random.default_rng([seed, crc32(family.encode())]))
+    scaled: Curve = shape / shape.max() * peak_samples_per_s
+    return scaled
 
 
 @dataclass

@@ -34,10 +34,11 @@ class SizeResult:
 
 
 class Strategy(Protocol):
-    """Proposes the next batch size to measure, or None when the study is finished."""
+    """Proposes the next batch size to measure, or None when the study is finished; `budget`: distinct sizes at most."""
 
     name: str
     space: SearchSpace
+    budget: int
 
     def propose(self, history: Sequence[Observation]) -> int | None: ...
 

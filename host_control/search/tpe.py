@@ -5,9 +5,9 @@ search while it has seen few sizes, and a board offers few: so
 
 1. seeds: the powers of two and both ends, rising (1 and 2 are left out of spaces of up to 20 sizes, where nine
    measurements must find the peak);
-2. in turn a gap move, a TPE proposal and a neighbour move (`refine`), until half the space is measured; the last four
-   without TPE. A proposal that was measured already goes to the nearest size that was not: duplicates are what
-   costs plain TPE 12 to 29 % of its budget;
+2. in turn a gap move, a wide move, a neighbour move (`refine`) and a TPE proposal, until half the space is measured;
+   the last four sizes near the best. A proposal that was measured already goes to the nearest size that was not:
+   duplicates are what costs plain TPE 12 to 29 % of its budget;
 3. the run-off: a single measurement picks a lucky size, not the best one. bs_opt and the sizes as good as the best are
    measured again, the one with the fewest looks first. Repeats are not counted as sizes.
 
@@ -18,9 +18,10 @@ same budget in brackets; see there for the curves).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from host_control.search.parzen import ParzenEstimator
-from host_control.search.refine import gap_move, neighbour_move
+from host_control.search.refine import WIDE, Move, gap_move, neighbour_move
 from host_control.search.selection import as_good, select
 from host_control.search.space import SearchSpace
 from host_control.search.strategy import Observation, SizeResult, distinct_sizes, summarise
@@ -31,47 +32,48 @@ STARTUP_TRIALS = 3
 SMALL_SPACE = 20
 """Up to so many sizes, 1 and 2 are no seeds."""
 
-PATTERN = ("gap", "tpe", "neighbour")
-LAST_PATTERN = ("gap", "neighbour")
+MOVES: dict[str, Move] = {"gap": gap_move, "wide": partial(gap_move, rule=WIDE), "neighbour": neighbour_move}
+PATTERN: tuple[str, ...] = ("gap", "wide", "neighbour", "tpe")
+LAST_PATTERN: tuple[str, ...] = ("gap", "neighbour")
 LAST = 4
 """The last sizes of the budget are spent near the best."""
 
-CONTENDERS = 4
-LOOKS = 3
-REPEAT_SHARE = 3
-"""Run-off: so many sizes, at most so many measurements of each, and budget / 3 repeats in all."""
+CONTENDERS = 3
+LOOKS = 4
+REPEAT_SHARE = 2
+"""Run-off: bs_opt and so many sizes, at most so many measurements of each, budget / 2 repeats in all."""
 
 
 class TpeSearch:
-    """Never more than `space.budget` distinct sizes; the same history always gives the same proposal."""
+    """Never more than `budget` distinct sizes; the same history always gives the same proposal."""
 
     name = "tpe"
 
     def __init__(self, space: SearchSpace, seed: int = 0) -> None:
         self.space = space
+        self.budget = space.budget
         self._estimator = ParzenEstimator(space, seed, STARTUP_TRIALS)
         self._seeds = seed_sizes(space)
 
     def propose(self, history: Sequence[Observation]) -> int | None:
         tried = distinct_sizes(history)
-        if len(tried) < self.space.budget:
+        if len(tried) < self.budget:
             return self._new_size(history, tried)
         return run_off(history, self.space)
 
     def _new_size(self, history: Sequence[Observation], tried: set[int]) -> int:
-        for size in self._seeds:
-            if size not in tried:
-                return size
+        if seeds := [size for size in self._seeds if size not in tried]:
+            return seeds[0]
         results = summarise(history)
-        left = self.space.budget - len(tried)
+        left = self.budget - len(tried)
         pattern = LAST_PATTERN if left <= LAST else PATTERN
         turn = (len(tried) - len(self._seeds)) % len(pattern)
         for move in (pattern[turn], *LAST_PATTERN) if results else ():
             if move == "tpe":
                 break
-            local = (gap_move if move == "gap" else neighbour_move)(self.space.sizes, results, tried)
-            if local is not None:
-                return local
+            size = MOVES[move](self.space.sizes, results, tried)
+            if size is not None:
+                return size
         wanted = self._estimator.propose(history)
         free = [size for size in self.space.sizes if size not in tried]
         return min(free, key=lambda size: (abs(size - wanted), size))

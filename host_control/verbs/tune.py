@@ -21,6 +21,7 @@ from host_control.search.strategies import DEFAULT, NAMES, make_strategy
 
 if TYPE_CHECKING:
     from host_control.boards import DeployedBoard, RecordedBoard
+    from host_control.search.strategy import Strategy
     from host_control.study import Study, StudyKey
     from host_control.study_report import StudyReport
 
@@ -129,10 +130,10 @@ class _Run:
         args, console = self.args, self.console
         with Study(self.folder.path, self._key(), self._space()) as study:
             strategy = make_strategy(args.search, study.space, args.seed)
-            budget = len(study.space) if args.search == "grid" else study.space.budget
+            budget = strategy.budget
             self.folder.write_json(STUDY_RECORD, _identity(args) | {"complete": False})
             self._write_environment()
-            self._announce(study, budget)
+            self._announce(study, strategy)
             options = LoopOptions(time_budget_s=args.time_budget, seconds=args.seconds)
             try:
                 with console.live() as region:
@@ -180,16 +181,16 @@ class _Run:
             cores=args.cores,
         )
 
-    def _announce(self, study: Study, budget: int) -> None:
+    def _announce(self, study: Study, strategy: Strategy) -> None:
         """What will be done, and how long it takes, before the first trial."""
         space, console, limit = study.space, self.console, self.args.time_budget
-        forecast = Forecast.of(space, study.history(), self.args.seconds)
+        forecast = Forecast.of(strategy, study.history(), self.args.seconds)
         end = "the board's memory ends there" if space.limited_by == "memory" else "--max-batch-size"
         if space.minimum_note:
             console.line(space.minimum_note)
         console.line(
             f"{'going on with' if study.resumed else 'searching'} {len(space)} sizes from {space.sizes[0]} to "
-            f"{space.bs_max} ({end}); {budget} of them are measured ({self.args.search})"
+            f"{space.bs_max} ({end}); {strategy.budget} of them are measured ({self.args.search})"
         )
         least = "about" if forecast.known else "at least"
         console.line(f"forecast: {least} {duration(forecast.remaining_s)}, at most {duration(limit)} (--time-budget)")
@@ -199,7 +200,7 @@ class _Run:
             bs_max=space.bs_max,
             limited_by=space.limited_by,
             minimum_note=space.minimum_note,
-            budget=budget,
+            budget=strategy.budget,
             resumed=study.resumed,
             known=forecast.known,
             remaining_s=forecast.remaining_s,

@@ -63,6 +63,11 @@ def broadcast_indices(shape: Shape, domain: Shape, indices: Sequence[Index]) -> 
     return [0 if extent == 1 and domain[d + offset] != 1 else indices[d + offset] for d, extent in enumerate(shape)]
 
 
+def is_gathered(storage: Storage, kind: TensorType) -> bool:
+    """Whether channels of an image-like tensor do not lie side by side: a vector of them cannot be loaded at once."""
+    return storage.kind == "plain" and len(kind.shape) >= 3 and kind.shape[-3] != 1
+
+
 def physical_shape(storage: Storage, batch: PrimExpr) -> tuple[PrimExpr, ...]:
     return tuple(batch if d == BATCH else d for d in storage.shape)
 

@@ -79,7 +79,7 @@ def map_kernel(
             return element(expr, sources, kind.shape, indices)
 
         if output.kind == "blocked":
-            gathers = any(s.kind != "blocked" and len(t.shape) == 4 for s, t in zip(inputs, types, strict=True))
+            gathers = any(access.is_gathered(s, t) for s, t in zip(inputs, types, strict=True))
             _walk_blocked(kernel, output, kind, y, value, gathers)
         else:
             width = vector if _rows_are_vectors(inputs, types, kind) else 1

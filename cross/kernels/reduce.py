@@ -43,8 +43,8 @@ def reduce_kernel(
     with write_kernel("reduce") as kernel:
         sources = declare_inputs(kernel, inputs, types)
         results = [declare(kernel, f"y{i}", storage) for i, storage in enumerate(outputs)]
-        are_blocked = all(s.kind == "blocked" or len(t.shape) < 4 for s, t in zip(inputs, types, strict=True))
-        if kind == "sum" and axes == (2, 3) and are_blocked and outputs[0].kind == "blocked":
+        gathers = any(access.is_gathered(s, t) for s, t in zip(inputs, types, strict=True))
+        if kind == "sum" and axes == (2, 3) and not gathers and outputs[0].kind == "blocked":
             _plane_sums(kernel, exprs, domain, sources, results, outputs)
         else:
             for expr, result, storage in zip(exprs, results, outputs, strict=True):

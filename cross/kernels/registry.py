@@ -240,7 +240,12 @@ def _matmul(site: Site) -> list[SiteCall]:
     (kind,), attrs = site.output_types(), site.node.attrs
     depth = a.shape[-2] if attrs["transpose_a"] else a.shape[-1]
     spec = dense.MatmulSpec(
-        kind.shape[-2], depth, kind.shape[-1], tuple(kind.shape[1:-2]), attrs["transpose_a"], attrs["transpose_b"]
+        leading=tuple(kind.shape[1:-2]),
+        rows=kind.shape[-2],
+        columns=kind.shape[-1],
+        inner=depth,
+        transpose_a=attrs["transpose_a"],
+        transpose_b=attrs["transpose_b"],
     )
     return _single(site, lambda: dense.matmul(spec, site.target), (0, 2 * kind.elements * depth))
 

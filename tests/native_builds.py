@@ -11,12 +11,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NATIVE, TESTS = ROOT / "native", ROOT / "tests" / "native"
 FLAGS = ("-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-D_GNU_SOURCE")
-INCLUDES = (f"-I{NATIVE / 'include'}", f"-I{NATIVE / 'src'}", f"-I{TESTS}")
+INCLUDES = (f"-I{NATIVE / 'include'}", f"-I{NATIVE / 'src'}", f"-I{NATIVE / 'taste-train'}", f"-I{TESTS}")
 
 LIBRARY = sorted((NATIVE / "src").glob("*.c"))
 MODEL = [TESTS / "tables_mlp.c", TESTS / "kernels_mlp.c"]
+MODEL_OF_ANOTHER_CPU = [TESTS / "tables_other_cpu.c", TESTS / "kernels_mlp.c"]
 PROGRAM = sorted((NATIVE / "taste-train").glob("*.c"))
 CHECKS = sorted(TESTS.glob("test_*.c"))
+FAULT_LOOP = [TESTS / "fault_loop.c", *(source for source in PROGRAM if source.name != "main.c")]
 
 INPUTS, HIDDEN, CLASSES = 40, 1002, 5
 """Sizes of the test model (tests/native/mlp.h)."""

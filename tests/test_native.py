@@ -20,11 +20,13 @@ from tests.native_builds import (
     ARM,
     CHECKS,
     CLASSES,
+    FAULT_LOOP,
     HIDDEN,
     HOST,
     INPUTS,
     LIBRARY,
     MODEL,
+    MODEL_OF_ANOTHER_CPU,
     PROGRAM,
     RISCV,
     THREAD,
@@ -35,6 +37,12 @@ from tests.native_builds import (
 Build = Callable[..., Path]
 Array = np.ndarray[Any, Any]
 ROWS = 10
+MAINS = {
+    "checks": (MODEL, CHECKS),
+    "taste-train": (MODEL, PROGRAM),
+    "taste-train-other-cpu": (MODEL_OF_ANOTHER_CPU, PROGRAM),
+    "fault-loop": (MODEL, FAULT_LOOP),
+}
 
 
 @pytest.fixture(scope="session")
@@ -42,11 +50,11 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     folder = tmp_path_factory.mktemp("native")
     done: dict[str, Path] = {}
 
-    def build_once(toolchain: Toolchain, what: str, *extra: str) -> Path:
-        key = "_".join((toolchain.name, what, *extra)).replace("/", "-").replace('"', "")
-        sources = LIBRARY + MODEL + (CHECKS if what == "checks" else PROGRAM)
+    def build_once(toolchain: Toolchain, what: str) -> Path:
+        key = f"{toolchain.name}-{what}"
         if key not in done:
-            done[key] = compile_c(toolchain, sources, folder / key, *extra)
+            model, main = MAINS[what]
+            done[key] = compile_c(toolchain, LIBRARY + model + main, folder / key)
         return done[key]
 
     return build_once
@@ -356,7 +364,7 @@ def test_throttling_and_swapping_taint(program: Path, tmp_path: Path) -> None:
 
 
 def test_another_cpu_is_refused(build: Build) -> None:
-    refuse(13, "lacks 'sve9'", build(HOST, "taste-train", '-DTABLE_FEATURES="sve9"'), "bench", "--batch-size", 4)
+    refuse(13, "lacks 'sve9'", build(HOST, "taste-train-other-cpu"), "bench", "--batch-size", 4)
 
 
 def test_damaged_and_foreign_weights_are_refused(program: Path, samples: Path, tmp_path: Path) -> None:
@@ -421,6 +429,15 @@ def test_nothing_is_left_where_saving_fails(program: Path, samples: Path, tmp_pa
     with open("/dev/full", "w") as full:
         result = subprocess.run([program, "info"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert result.returncode == 11 and "standard output" in result.stderr
+
+
+def test_every_fault_while_saving_leaves_the_old_file(build: Build, tmp_path: Path) -> None:
+    """The planted twin writes in place: a loop that does not catch it counts for nothing."""
+    loop = build(HOST, "fault-loop")
+    for name, code in (("right", 0), ("planted", 1)):
+        (tmp_path / name).mkdir()
+        result = subprocess.run([loop, tmp_path / name, name], capture_output=True, text=True, timeout=120, check=False)
+        assert result.returncode == code, result.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -37,6 +37,7 @@ static void put_key(const char *key) {
 }
 
 void json_begin(const char *event) {
+    errno = 0; /* a long line is written in parts: what json_end finds is the first failure's */
     putchar('{');
     first = 1;
     json_text("event", event);
@@ -92,7 +93,7 @@ void json_element_count(int64_t value) {
 void json_end(void) {
     putchar('}');
     putchar('\n');
-    if (fflush(stdout) != 0 && write_error == 0) write_error = errno;
+    if ((fflush(stdout) != 0 || ferror(stdout)) && write_error == 0) write_error = errno;
 }
 
 taste_status json_flush(taste_error *error) {

@@ -18,6 +18,10 @@ MODEL = [TESTS / "tables_mlp.c", TESTS / "kernels_mlp.c"]
 MODEL_OF_ANOTHER_CPU = [TESTS / "tables_other_cpu.c", TESTS / "kernels_mlp.c"]
 PROGRAM = sorted((NATIVE / "taste-train").glob("*.c"))
 CHECKS = sorted(TESTS.glob("test_*.c"))
+FUZZ_SAFETENSORS = [
+    TESTS / "fuzz_safetensors.c",
+    *(NATIVE / "src" / f"{n}.c" for n in ("safetensors", "error", "generator")),
+]
 FAULT_LOOP = [TESTS / "fault_loop.c", *(source for source in PROGRAM if source.name != "main.c")]
 
 INPUTS, HIDDEN, CLASSES = 40, 1002, 5
@@ -46,6 +50,7 @@ def sanitized(*kinds: str) -> Toolchain:
 
 HOST = zig("x86_64-linux-musl", "-static")
 ADDRESS = sanitized("address", "undefined")
+FUZZER = sanitized("fuzzer", "address", "undefined")
 THREAD = sanitized("thread")
 ARM = zig("aarch64-linux-musl", "-static", emulator=("qemu-aarch64", "-cpu", "cortex-a53"))
 RISCV = zig("riscv64-linux-musl", "-static", emulator=("qemu-riscv64", "-cpu", "rv64"))

@@ -39,10 +39,11 @@ extern "C" {
 /* Also the exit codes of taste-train. */
 typedef enum taste_status {
     TASTE_STATUS_OK = 0,
-    TASTE_STATUS_INTERNAL = 1,      /* a kernel refused its arguments: a fault of the build */
-    TASTE_STATUS_USAGE = 2,         /* a wrong argument of the caller */
-    TASTE_STATUS_DOES_NOT_FIT = 10, /* memory: a block is too small, or a batch larger than the session was opened for */
-    TASTE_STATUS_NO_SPACE = 11,     /* disk full */
+    TASTE_STATUS_INTERNAL = 1, /* a kernel refused its arguments: a fault of the build */
+    TASTE_STATUS_USAGE = 2,    /* a wrong argument of the caller */
+    TASTE_STATUS_DOES_NOT_FIT =
+        10,                     /* memory: a block is too small, or a batch larger than the session was opened for */
+    TASTE_STATUS_NO_SPACE = 11, /* disk full */
     TASTE_STATUS_IO = 12,
     TASTE_STATUS_INCOMPATIBLE = 13, /* wrong CPU, or tensors of another model */
     TASTE_STATUS_CORRUPT = 14,      /* a damaged file */
@@ -50,12 +51,7 @@ typedef enum taste_status {
     TASTE_STATUS_INTERRUPTED = 130
 } taste_status;
 
-enum {
-    TASTE_ALIGNMENT = 64,
-    TASTE_ERROR_BYTES = 320,
-    TASTE_TENSOR_DIMS = 8,
-    TASTE_MAX_THREADS = 256
-};
+enum { TASTE_ALIGNMENT = 64, TASTE_ERROR_BYTES = 320, TASTE_TENSOR_DIMS = 8, TASTE_MAX_THREADS = 256 };
 
 /* Phases of a run, to be added up. Within one run they happen in this order. */
 enum { TASTE_RUN_FORWARD = 1, TASTE_RUN_LOSS = 2, TASTE_RUN_BACKWARD = 4, TASTE_RUN_ALL = 7 };
@@ -66,9 +62,10 @@ typedef enum taste_kind {
     TASTE_KIND_STATE = 1,     /* in a parameter set, running statistics */
     TASTE_KIND_CONSTANT = 2,  /* in a parameter set, never updated */
     TASTE_KIND_GRADIENT = 3,  /* in a session; taste_gradient_read takes the parameter's name */
-    TASTE_KIND_ACTIVATION = 4, /* in a session's arena: valid from its kernel until its memory is used again; boundaries,
+    TASTE_KIND_ACTIVATION =
+        4,                /* in a session's arena: valid from its kernel until its memory is used again; boundaries,
                                   inputs and outputs of a program for the whole run */
-    TASTE_KIND_SCALAR = 5     /* in a session: run-time scalars */
+    TASTE_KIND_SCALAR = 5 /* in a session: run-time scalars */
 } taste_kind;
 
 typedef struct taste_error {
@@ -130,7 +127,7 @@ typedef struct taste_tensor_facts {
     int32_t program; /* index of the only program that has it, -1: shared by all */
     char dtype;      /* 'f' float32, 'i' int32, 'u' uint32 */
     uint32_t dims;
-    int64_t shape[8];      /* canonical; -1 in front: the batch */
+    int64_t shape[8];       /* canonical; -1 in front: the batch */
     uint64_t element_count; /* of one sample where the tensor is batched */
 } taste_tensor_facts;
 
@@ -143,7 +140,8 @@ const char *taste_header_text(void);
 /* Facts of the model, of a program, a block or a tensor. USAGE where the index is out of range. */
 taste_status taste_model_describe(const taste_model *model, taste_model_facts *out_facts);
 taste_status taste_model_program(const taste_model *model, uint32_t program, taste_program_facts *out_facts);
-taste_status taste_model_block(const taste_model *model, uint32_t program, uint32_t block, taste_block_facts *out_facts);
+taste_status taste_model_block(const taste_model *model, uint32_t program, uint32_t block,
+                               taste_block_facts *out_facts);
 taste_status taste_model_tensor(const taste_model *model, uint32_t tensor, taste_tensor_facts *out_facts);
 
 /* Name of a segment (the parameters and states of one block), NULL where the index is out of range. */
@@ -180,8 +178,8 @@ taste_status taste_parameters_read(const taste_parameters *parameters, const cha
  * elements stays as it is: zero since taste_parameters_init. */
 taste_status taste_parameters_write_range(taste_parameters *parameters, uint32_t tensor, uint64_t first, size_t count,
                                           const void *values);
-taste_status taste_parameters_read_range(const taste_parameters *parameters, uint32_t tensor, uint64_t first, size_t count,
-                                         void *out_values);
+taste_status taste_parameters_read_range(const taste_parameters *parameters, uint32_t tensor, uint64_t first,
+                                         size_t count, void *out_values);
 
 /* ---- Pool ---- */
 
@@ -191,8 +189,8 @@ size_t taste_pool_bytes(uint32_t threads);
 /* Starts threads - 1 workers in `block`. Thread i is pinned to cores[i]; thread 0 is whoever runs a session, and is pinned
  * while it does. `cores` NULL: the first `threads` CPUs that this process may use; a pool larger than that is not pinned.
  * USAGE: wrong arguments. DOES_NOT_FIT: block too small, or the system refuses a thread. */
-taste_status taste_pool_start(uint32_t threads, const uint32_t *cores, void *block, size_t block_bytes, taste_pool **out_pool,
-                              taste_error *out_error);
+taste_status taste_pool_start(uint32_t threads, const uint32_t *cores, void *block, size_t block_bytes,
+                              taste_pool **out_pool, taste_error *out_error);
 
 /* Pins the calling thread and keeps the workers awake until taste_pool_leave, which undoes both. A run does this by
  * itself; a loop of short steps is faster with one enter around it. Enter may be nested. */
@@ -231,10 +229,10 @@ typedef struct taste_hyper {
 
 /* What a step did. */
 typedef struct taste_step {
-    double loss;          /* mean of the rows' losses */
-    uint32_t correct;     /* rows whose largest logit is the label's (0 where targets are not labels) */
-    float gradient_norm;  /* before clipping; 0 without clipping */
-    uint64_t load_ns;     /* x and y into the arena */
+    double loss;         /* mean of the rows' losses */
+    uint32_t correct;    /* rows whose largest logit is the label's (0 where targets are not labels) */
+    float gradient_norm; /* before clipping; 0 without clipping */
+    uint64_t load_ns;    /* x and y into the arena */
     uint64_t forward_ns;
     uint64_t backward_ns; /* with the loss */
     uint64_t update_ns;
@@ -264,7 +262,8 @@ taste_status taste_session_run(taste_session *session, taste_parameters *paramet
 
 /* Copies a batch into a program's input and target (y may be NULL: only the input). x: float32 [batch_size, sample];
  * y: int32 [batch_size] labels, checked against the number of classes, or float32 [batch_size, ...]. */
-taste_status taste_session_load(taste_session *session, uint32_t program, uint32_t batch_size, const void *x, const void *y);
+taste_status taste_session_load(taste_session *session, uint32_t program, uint32_t batch_size, const void *x,
+                                const void *y);
 
 /* load, forward, loss, backward: the gradients of sum(row losses) / effective_batch. With `accumulate` they are added to
  * those since the last update, so micro-batches of any sizes that sum up to effective_batch give its exact mean.
@@ -279,12 +278,13 @@ taste_status taste_session_update(taste_session *session, taste_parameters *para
                                   const taste_hyper *hyper, taste_step *out_step);
 
 /* taste_session_gradients with effective_batch = batch_size, then taste_session_update. */
-taste_status taste_session_step(taste_session *session, taste_parameters *parameters, uint32_t program, uint32_t batch_size,
-                                const void *x, const void *y, const taste_hyper *hyper, taste_step *out_step);
+taste_status taste_session_step(taste_session *session, taste_parameters *parameters, uint32_t program,
+                                uint32_t batch_size, const void *x, const void *y, const taste_hyper *hyper,
+                                taste_step *out_step);
 
 /* load and forward, with their times. */
-taste_status taste_session_infer(taste_session *session, taste_parameters *parameters, uint32_t program, uint32_t batch_size,
-                                 const void *x, taste_step *out_step);
+taste_status taste_session_infer(taste_session *session, taste_parameters *parameters, uint32_t program,
+                                 uint32_t batch_size, const void *x, taste_step *out_step);
 
 /* taste_session_infer, and the output: logits float32 [batch_size, classes]. */
 taste_status taste_session_predict(taste_session *session, taste_parameters *parameters, uint32_t program,
@@ -294,8 +294,8 @@ taste_status taste_session_predict(taste_session *session, taste_parameters *par
  * `count` must be its number of elements. */
 taste_status taste_tensor_write(taste_session *session, uint32_t program, uint32_t batch_size, const char *name,
                                 const void *values, size_t count);
-taste_status taste_tensor_read(taste_session *session, uint32_t program, uint32_t batch_size, const char *name, size_t count,
-                               void *out_values);
+taste_status taste_tensor_read(taste_session *session, uint32_t program, uint32_t batch_size, const char *name,
+                               size_t count, void *out_values);
 
 /* Reads or writes the gradient (as the last taste_session_gradients or run left it, accumulated where the session
  * accumulates) or the momentum of the parameter called `name`. USAGE: unknown name, wrong count, none in this session. */
@@ -318,8 +318,8 @@ typedef struct taste_safetensors {
 } taste_safetensors;
 
 typedef struct taste_safetensors_entry {
-    char name[256];  /* as UTF-8, escapes resolved */
-    char dtype[8];   /* "F32", "I32", ... */
+    char name[256]; /* as UTF-8, escapes resolved */
+    char dtype[8];  /* "F32", "I32", ... */
     uint32_t dims;
     uint64_t shape[8];
     uint64_t first_byte; /* from the file's start */
@@ -329,8 +329,8 @@ typedef struct taste_safetensors_entry {
 /* Checks the first bytes of a file of `file_bytes` bytes. `prefix` must hold the 8 bytes of the length and, once
  * `out_needed_bytes` says how many, the whole header: with a shorter prefix DOES_NOT_FIT is returned and
  * `out_needed_bytes` set. CORRUPT: anything not as the format says (sizes, JSON, types, gaps, overlaps, duplicates). */
-taste_status taste_safetensors_open(const void *prefix, size_t prefix_bytes, uint64_t file_bytes, taste_safetensors *out_file,
-                                    uint64_t *out_needed_bytes, taste_error *out_error);
+taste_status taste_safetensors_open(const void *prefix, size_t prefix_bytes, uint64_t file_bytes,
+                                    taste_safetensors *out_file, uint64_t *out_needed_bytes, taste_error *out_error);
 
 /* The next tensor of the file; 0 when there are no more. taste_safetensors_rewind starts again. */
 int32_t taste_safetensors_next(taste_safetensors *file, taste_safetensors_entry *out_entry);

@@ -43,22 +43,24 @@ static taste_status check_run(taste_session *session, const taste_parameters *pa
     const taste_model *model = session->model;
     if (parameters != NULL && parameters->model != model) {
         return taste_fail(&session->error, TASTE_STATUS_INCOMPATIBLE,
-                          "the parameter set is of another model than the session's %s. Open it with this one.", model->name);
+                          "the parameter set is of another model than the session's %s. Open it with this one.",
+                          model->name);
     }
     if (program >= model->program_count || session->bindings[program].largest_batch == 0) {
-        return taste_fail(&session->error, TASTE_STATUS_USAGE, "program %u was not opened in this session. Name it in its uses.",
-                          program);
+        return taste_fail(&session->error, TASTE_STATUS_USAGE,
+                          "program %u was not opened in this session. Name it in its uses.", program);
     }
     const taste_program *p = &model->programs[program];
     uint32_t minimum = p->updated_segments != 0 && model->minimum_batch > 1 ? model->minimum_batch : 1;
     if (batch_size < minimum) {
-        return taste_fail(&session->error, TASTE_STATUS_USAGE, "batch size %u is too small for program %s of %s. Use at least %u.",
-                          batch_size, p->name, model->name, minimum);
+        return taste_fail(&session->error, TASTE_STATUS_USAGE,
+                          "batch size %u is too small for program %s of %s. Use at least %u.", batch_size, p->name,
+                          model->name, minimum);
     }
     if (batch_size > session->bindings[program].largest_batch) {
         return taste_fail(&session->error, TASTE_STATUS_DOES_NOT_FIT,
-                          "batch size %u: the session was opened for %u rows of program %s. Open it for more.", batch_size,
-                          session->bindings[program].largest_batch, p->name);
+                          "batch size %u: the session was opened for %u rows of program %s. Open it for more.",
+                          batch_size, session->bindings[program].largest_batch, p->name);
     }
     return TASTE_STATUS_OK;
 }
@@ -82,17 +84,20 @@ taste_status taste_session_bind(taste_session *session, const taste_parameters *
     return TASTE_STATUS_OK;
 }
 
-static uint32_t find_in_arena(taste_session *session, uint32_t program, const char *name, size_t count, uint32_t batch_size) {
+static uint32_t find_in_arena(taste_session *session, uint32_t program, const char *name, size_t count,
+                              uint32_t batch_size) {
     uint32_t i = taste_model_find_arena(session->model, program, name);
     if (i == TASTE_NO_TENSOR) {
-        taste_fail(&session->error, TASTE_STATUS_USAGE, "program %s has no tensor '%.100s'. Use a boundary that info lists.",
+        taste_fail(&session->error, TASTE_STATUS_USAGE,
+                   "program %s has no tensor '%.100s'. Use a boundary that info lists.",
                    session->model->programs[program].name, name);
         return TASTE_NO_TENSOR;
     }
     uint64_t expected = taste_layout_count(&session->model->tensors[i], batch_size);
     if (count == expected) return i;
-    taste_fail(&session->error, TASTE_STATUS_USAGE, "'%.100s' has %llu elements at batch size %u, not %zu. Hand in all of them.",
-               name, (unsigned long long)expected, batch_size, count);
+    taste_fail(&session->error, TASTE_STATUS_USAGE,
+               "'%.100s' has %llu elements at batch size %u, not %zu. Hand in all of them.", name,
+               (unsigned long long)expected, batch_size, count);
     return TASTE_NO_TENSOR;
 }
 
@@ -107,8 +112,8 @@ taste_status taste_tensor_write(taste_session *session, uint32_t program, uint32
     return TASTE_STATUS_OK;
 }
 
-taste_status taste_tensor_read(taste_session *session, uint32_t program, uint32_t batch_size, const char *name, size_t count,
-                               void *out_values) {
+taste_status taste_tensor_read(taste_session *session, uint32_t program, uint32_t batch_size, const char *name,
+                               size_t count, void *out_values) {
     taste_status status = check_run(session, NULL, program, batch_size);
     if (status != TASTE_STATUS_OK) return status;
     uint32_t i = find_in_arena(session, program, name, count, batch_size);
@@ -123,18 +128,20 @@ static taste_status find_of_parameter(taste_session *session, const char *name, 
                                       const char *what, const taste_tensor **out_tensor, void **out_stored) {
     uint32_t i = taste_model_find_parameter(session->model, name);
     if (i == TASTE_NO_TENSOR) {
-        return taste_fail(&session->error, TASTE_STATUS_USAGE, "model %s has no parameter '%.100s'. Use a name that info lists.",
-                          session->model->name, name);
+        return taste_fail(&session->error, TASTE_STATUS_USAGE,
+                          "model %s has no parameter '%.100s'. Use a name that info lists.", session->model->name,
+                          name);
     }
     *out_tensor = &session->model->tensors[i];
     *out_stored = taste_session_of_parameter(session, *out_tensor, block);
     if (*out_stored == NULL) {
-        return taste_fail(&session->error, TASTE_STATUS_USAGE, "this session has no %s of '%.100s'. Open it with a program that trains.",
-                          what, name);
+        return taste_fail(&session->error, TASTE_STATUS_USAGE,
+                          "this session has no %s of '%.100s'. Open it with a program that trains.", what, name);
     }
     uint64_t expected = taste_layout_count(*out_tensor, 1);
     if (count != expected) {
-        return taste_fail(&session->error, TASTE_STATUS_USAGE, "'%.100s' has %llu elements, not %zu. Hand in all of them.", name,
+        return taste_fail(&session->error, TASTE_STATUS_USAGE,
+                          "'%.100s' has %llu elements, not %zu. Hand in all of them.", name,
                           (unsigned long long)expected, count);
     }
     return TASTE_STATUS_OK;

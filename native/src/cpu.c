@@ -55,14 +55,14 @@ static void probe(feature features[MAX_FEATURES], uint32_t *vector_bits) {
 static void probe(feature features[MAX_FEATURES], uint32_t *vector_bits) {
     unsigned long caps = getauxval(AT_HWCAP), caps2 = getauxval(AT_HWCAP2);
     const feature found[] = {
-        {"neon", caps >> 1 & 1},      /* HWCAP_ASIMD */
-        {"crc", caps >> 7 & 1},       /* HWCAP_CRC32 */
-        {"lse", caps >> 8 & 1},       /* HWCAP_ATOMICS */
+        {"neon", caps >> 1 & 1},                       /* HWCAP_ASIMD */
+        {"crc", caps >> 7 & 1},                        /* HWCAP_CRC32 */
+        {"lse", caps >> 8 & 1},                        /* HWCAP_ATOMICS */
         {"fp16", (caps >> 9 & 1) && (caps >> 10 & 1)}, /* HWCAP_FPHP, HWCAP_ASIMDHP */
-        {"dotprod", caps >> 20 & 1},  /* HWCAP_ASIMDDP */
-        {"sve", caps >> 22 & 1},      /* HWCAP_SVE */
-        {"i8mm", caps2 >> 13 & 1},    /* HWCAP2_I8MM */
-        {"bf16", caps2 >> 14 & 1},    /* HWCAP2_BF16 */
+        {"dotprod", caps >> 20 & 1},                   /* HWCAP_ASIMDDP */
+        {"sve", caps >> 22 & 1},                       /* HWCAP_SVE */
+        {"i8mm", caps2 >> 13 & 1},                     /* HWCAP2_I8MM */
+        {"bf16", caps2 >> 14 & 1},                     /* HWCAP2_BF16 */
     };
     memcpy(features, found, sizeof found);
     *vector_bits = 0;
@@ -122,7 +122,8 @@ static void probe(feature features[MAX_FEATURES], uint32_t *vector_bits) {
 
 static int has(const feature features[MAX_FEATURES], const char *name, size_t length) {
     for (int i = 0; i < MAX_FEATURES && features[i].name != NULL; i++) {
-        if (strlen(features[i].name) == length && memcmp(features[i].name, name, length) == 0) return features[i].present;
+        if (strlen(features[i].name) == length && memcmp(features[i].name, name, length) == 0)
+            return features[i].present;
     }
     return 0;
 }
@@ -135,15 +136,16 @@ taste_status taste_model_check_cpu(const taste_model *model, taste_error *out_er
         size_t length = strcspn(name, " ");
         if (length > 0 && !has(features, name, length)) {
             return taste_fail(out_error, TASTE_STATUS_INCOMPATIBLE,
-                              "this CPU lacks '%.*s', which the build for %s needs. Build for this board's own target.", (int)length,
-                              name, model->target);
+                              "this CPU lacks '%.*s', which the build for %s needs. Build for this board's own target.",
+                              (int)length, name, model->target);
         }
         name += length + (name[length] == ' ');
     }
     if (vector_bits != 0 && model->vector_bits != 0 && vector_bits != model->vector_bits) {
-        return taste_fail(out_error, TASTE_STATUS_INCOMPATIBLE,
-                          "this CPU's vectors have %u bits, the build for %s is for %u. Build for this board's own target.",
-                          vector_bits, model->target, model->vector_bits);
+        return taste_fail(
+            out_error, TASTE_STATUS_INCOMPATIBLE,
+            "this CPU's vectors have %u bits, the build for %s is for %u. Build for this board's own target.",
+            vector_bits, model->target, model->vector_bits);
     }
     return TASTE_STATUS_OK;
 }

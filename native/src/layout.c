@@ -65,7 +65,8 @@ static void walk_next_row(walk *at) {
 }
 
 /* One row of the innermost axis: `count` elements from index `i`. */
-static void copy_row(const taste_axis *axis, int64_t i, uint64_t count, uint32_t *stored, uint32_t *canonical, int scatter) {
+static void copy_row(const taste_axis *axis, int64_t i, uint64_t count, uint32_t *stored, uint32_t *canonical,
+                     int scatter) {
     for (uint64_t k = 0; k < count; k++, i++) {
         uint32_t *at = stored + (axis->block == 1 ? i * axis->outer_stride : axis_offset(axis, i));
         if (scatter)
@@ -75,8 +76,8 @@ static void copy_row(const taste_axis *axis, int64_t i, uint64_t count, uint32_t
     }
 }
 
-static void copy_range(const taste_tensor *tensor, uint32_t batch_size, uint64_t first, uint64_t count, uint32_t *stored,
-                       uint32_t *canonical, int scatter) {
+static void copy_range(const taste_tensor *tensor, uint32_t batch_size, uint64_t first, uint64_t count,
+                       uint32_t *stored, uint32_t *canonical, int scatter) {
     if (count == 0) return;
     if (tensor->axes == 0 || taste_layout_is_plain(tensor, batch_size)) {
         if (scatter)
@@ -105,8 +106,8 @@ void taste_layout_scatter(const taste_tensor *tensor, uint32_t batch_size, uint6
     copy_range(tensor, batch_size, first, count, stored, (uint32_t *)(uintptr_t)canonical, 1);
 }
 
-void taste_layout_gather(const taste_tensor *tensor, uint32_t batch_size, uint64_t first, uint64_t count, const void *stored,
-                         void *canonical) {
+void taste_layout_gather(const taste_tensor *tensor, uint32_t batch_size, uint64_t first, uint64_t count,
+                         const void *stored, void *canonical) {
     copy_range(tensor, batch_size, first, count, (uint32_t *)(uintptr_t)stored, canonical, 0);
 }
 

@@ -16,8 +16,8 @@ int taste_layout_is_plain(const taste_tensor *tensor, uint32_t batch_size);
 /* Copies canonical elements [first, first + count) into or out of the tensor's memory at `stored`. */
 void taste_layout_scatter(const taste_tensor *tensor, uint32_t batch_size, uint64_t first, uint64_t count,
                           const void *canonical, void *stored);
-void taste_layout_gather(const taste_tensor *tensor, uint32_t batch_size, uint64_t first, uint64_t count, const void *stored,
-                         void *canonical);
+void taste_layout_gather(const taste_tensor *tensor, uint32_t batch_size, uint64_t first, uint64_t count,
+                         const void *stored, void *canonical);
 
 /* Writes the whole tensor: everything outside the canonical elements becomes zero, which kernels rely on. */
 void taste_layout_write(const taste_tensor *tensor, uint32_t batch_size, const void *canonical, void *stored);

@@ -52,7 +52,8 @@ taste_status taste_model_program(const taste_model *model, uint32_t program, tas
     return TASTE_STATUS_OK;
 }
 
-taste_status taste_model_block(const taste_model *model, uint32_t program, uint32_t block, taste_block_facts *out_facts) {
+taste_status taste_model_block(const taste_model *model, uint32_t program, uint32_t block,
+                               taste_block_facts *out_facts) {
     if (program >= model->program_count || block >= model->block_count) return TASTE_STATUS_USAGE;
     const taste_block_calls *calls = &model->programs[program].blocks[block];
     *out_facts = (taste_block_facts){

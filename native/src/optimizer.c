@@ -8,7 +8,8 @@
 
 /* What one pass does to a chunk. `index` counts chunks over all segments of the pass. */
 struct pass;
-typedef void (*chunk_work)(const struct pass *pass, float *weights, uint64_t gradient_offset, uint64_t count, uint64_t index);
+typedef void (*chunk_work)(const struct pass *pass, float *weights, uint64_t gradient_offset, uint64_t count,
+                           uint64_t index);
 
 typedef struct pass {
     taste_session *session;
@@ -180,27 +181,30 @@ static const char *find_bad_gradient(const pass *p) {
 
 static taste_status bad_gradient(const pass *p) {
     return taste_fail(&p->session->error, TASTE_STATUS_NON_FINITE,
-                      "the gradient of '%.100s' is NaN or Inf. Lower the learning rate or clip the gradient.", find_bad_gradient(p));
+                      "the gradient of '%.100s' is NaN or Inf. Lower the learning rate or clip the gradient.",
+                      find_bad_gradient(p));
 }
 
 static taste_status check_update(taste_session *session, const taste_parameters *parameters, uint32_t program,
                                  const taste_hyper *hyper) {
     const taste_model *model = session->model;
-    if (parameters->model != model || program >= model->program_count || session->bindings[program].largest_batch == 0 ||
-        model->programs[program].updated_segments == 0) {
-        return taste_fail(&session->error, TASTE_STATUS_USAGE, "program %u trains nothing in this session. Open one that does.",
-                          program);
+    if (parameters->model != model || program >= model->program_count ||
+        session->bindings[program].largest_batch == 0 || model->programs[program].updated_segments == 0) {
+        return taste_fail(&session->error, TASTE_STATUS_USAGE,
+                          "program %u trains nothing in this session. Open one that does.", program);
     }
     if (hyper->momentum != 0 && session->momentum == NULL) {
         return taste_fail(&session->error, TASTE_STATUS_USAGE,
-                          "momentum %g in a session opened without. Set momentum in its options.", (double)hyper->momentum);
+                          "momentum %g in a session opened without. Set momentum in its options.",
+                          (double)hyper->momentum);
     }
     if (!isfinite(hyper->learning_rate) || !isfinite(hyper->momentum) || !isfinite(hyper->weight_decay) ||
         !(hyper->gradient_clip >= 0) || (hyper->nesterov && !(hyper->momentum > 0))) {
-        return taste_fail(&session->error, TASTE_STATUS_USAGE,
-                          "learning rate %g, momentum %g, weight decay %g, clip %g, nesterov %d do not go together. Correct them.",
-                          (double)hyper->learning_rate, (double)hyper->momentum, (double)hyper->weight_decay,
-                          (double)hyper->gradient_clip, hyper->nesterov);
+        return taste_fail(
+            &session->error, TASTE_STATUS_USAGE,
+            "learning rate %g, momentum %g, weight decay %g, clip %g, nesterov %d do not go together. Correct them.",
+            (double)hyper->learning_rate, (double)hyper->momentum, (double)hyper->weight_decay,
+            (double)hyper->gradient_clip, hyper->nesterov);
     }
     return TASTE_STATUS_OK;
 }

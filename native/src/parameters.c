@@ -15,16 +15,17 @@ taste_status taste_parameters_init(const taste_model *model, void *block, size_t
                                    taste_parameters **out_parameters, taste_error *out_error) {
     size_t need = taste_parameters_bytes(model);
     if (block == NULL || (uintptr_t)block % TASTE_ALIGNMENT != 0) {
-        return taste_fail(out_error, TASTE_STATUS_USAGE, "the block of a parameter set is not aligned to %d bytes. Align it.",
-                          TASTE_ALIGNMENT);
+        return taste_fail(out_error, TASTE_STATUS_USAGE,
+                          "the block of a parameter set is not aligned to %d bytes. Align it.", TASTE_ALIGNMENT);
     }
     if (block_bytes < need) {
-        return taste_fail(out_error, TASTE_STATUS_DOES_NOT_FIT, "a parameter set needs %zu bytes, its block has %zu. Enlarge it.",
-                          need, block_bytes);
+        return taste_fail(out_error, TASTE_STATUS_DOES_NOT_FIT,
+                          "a parameter set needs %zu bytes, its block has %zu. Enlarge it.", need, block_bytes);
     }
     if (model->table_version != TASTE_TABLE_VERSION) {
-        return taste_fail(out_error, TASTE_STATUS_INCOMPATIBLE, "the tables are version %u, the library reads %d. Build again.",
-                          model->table_version, TASTE_TABLE_VERSION);
+        return taste_fail(out_error, TASTE_STATUS_INCOMPATIBLE,
+                          "the tables are version %u, the library reads %d. Build again.", model->table_version,
+                          TASTE_TABLE_VERSION);
     }
     memset(block, 0, need);
     taste_parameters *parameters = block;
@@ -72,13 +73,14 @@ taste_status taste_parameters_seed(taste_parameters *parameters, uint64_t seed, 
 }
 
 /* The tensor called `name`, whose element count must be `count`. */
-static taste_status find_checked(const taste_parameters *parameters, const char *name, size_t count, uint32_t *out_tensor,
-                                 taste_error *error) {
+static taste_status find_checked(const taste_parameters *parameters, const char *name, size_t count,
+                                 uint32_t *out_tensor, taste_error *error) {
     const taste_model *model = parameters->model;
     uint32_t i = taste_model_find_stored(model, name);
     if (i == TASTE_NO_TENSOR) {
-        return taste_fail(error, TASTE_STATUS_USAGE, "model %s has no parameter or state '%.100s'. Use a name that info lists.",
-                          model->name, name);
+        return taste_fail(error, TASTE_STATUS_USAGE,
+                          "model %s has no parameter or state '%.100s'. Use a name that info lists.", model->name,
+                          name);
     }
     uint64_t expected = taste_layout_count(&model->tensors[i], 1);
     if (count != expected) {
@@ -123,8 +125,8 @@ taste_status taste_parameters_write_range(taste_parameters *parameters, uint32_t
     return TASTE_STATUS_OK;
 }
 
-taste_status taste_parameters_read_range(const taste_parameters *parameters, uint32_t tensor, uint64_t first, size_t count,
-                                         void *out_values) {
+taste_status taste_parameters_read_range(const taste_parameters *parameters, uint32_t tensor, uint64_t first,
+                                         size_t count, void *out_values) {
     if (!range_is_valid(parameters->model, tensor, first, count)) return TASTE_STATUS_USAGE;
     const taste_tensor *t = &parameters->model->tensors[tensor];
     taste_layout_gather(t, 1, first, count, taste_parameters_at(parameters, t), out_values);

@@ -41,13 +41,13 @@ struct taste_pool {
     uint32_t threads;
     int pinned;
     uint32_t cores[TASTE_MAX_THREADS];
-    worker *workers; /* threads - 1 of them */
+    worker *workers;          /* threads - 1 of them */
     cpu_set_t saved_affinity; /* of the thread that entered */
-    pthread_mutex_t launch; /* sessions that share the pool take turns */
+    pthread_mutex_t launch;   /* sessions that share the pool take turns */
     taste_task task;
     void *closure;
     int task_count;
-    char failure[sizeof ((taste_thread_state *)0)->failure];
+    char failure[sizeof((taste_thread_state *)0)->failure];
     _Alignas(64) _Atomic uint32_t generation; /* of launches; workers wait for it to change */
     _Alignas(64) _Atomic uint32_t pending;    /* workers that have not finished the launch */
     _Alignas(64) _Atomic uint32_t sleepers;
@@ -94,10 +94,12 @@ static int run_share(taste_pool *pool, uint32_t index) {
     taste_parallel_group group = {NULL, pool->task_count};
     int failed = 0;
     taste_thread.in_task = 1;
-    for (int i = (int)index; i < pool->task_count; i += (int)pool->threads) failed |= pool->task(i, &group, pool->closure);
+    for (int i = (int)index; i < pool->task_count; i += (int)pool->threads)
+        failed |= pool->task(i, &group, pool->closure);
     taste_thread.in_task = 0;
     /* The first to fail writes down why; the launch's end orders it before the caller's reading. */
-    if (failed != 0 && atomic_exchange(&pool->failed, 1) == 0) memcpy(pool->failure, taste_thread.failure, sizeof pool->failure);
+    if (failed != 0 && atomic_exchange(&pool->failed, 1) == 0)
+        memcpy(pool->failure, taste_thread.failure, sizeof pool->failure);
     return failed;
 }
 
@@ -226,7 +228,8 @@ static taste_status choose_cores(taste_pool *pool, const uint32_t *cores, taste_
     }
     for (uint32_t i = 0; i < pool->threads; i++) {
         if (cores[i] >= CPU_SETSIZE || !CPU_ISSET(cores[i], &set)) {
-            return taste_fail(error, TASTE_STATUS_USAGE, "core %u is not available to this process. Name others.", cores[i]);
+            return taste_fail(error, TASTE_STATUS_USAGE, "core %u is not available to this process. Name others.",
+                              cores[i]);
         }
         pool->cores[i] = cores[i];
     }
@@ -261,18 +264,21 @@ static void stop_workers(taste_pool *pool, uint32_t count) {
     }
 }
 
-taste_status taste_pool_start(uint32_t threads, const uint32_t *cores, void *block, size_t block_bytes, taste_pool **out_pool,
-                              taste_error *out_error) {
+taste_status taste_pool_start(uint32_t threads, const uint32_t *cores, void *block, size_t block_bytes,
+                              taste_pool **out_pool, taste_error *out_error) {
     size_t need = taste_pool_bytes(threads);
     if (need == 0) {
-        return taste_fail(out_error, TASTE_STATUS_USAGE, "%u threads asked for. Use 1 to %d.", threads, TASTE_MAX_THREADS);
+        return taste_fail(out_error, TASTE_STATUS_USAGE, "%u threads asked for. Use 1 to %d.", threads,
+                          TASTE_MAX_THREADS);
     }
     if (block == NULL || (uintptr_t)block % TASTE_ALIGNMENT != 0) {
-        return taste_fail(out_error, TASTE_STATUS_USAGE, "the pool's block is not aligned to %d bytes. Align it.", TASTE_ALIGNMENT);
+        return taste_fail(out_error, TASTE_STATUS_USAGE, "the pool's block is not aligned to %d bytes. Align it.",
+                          TASTE_ALIGNMENT);
     }
     if (block_bytes < need) {
-        return taste_fail(out_error, TASTE_STATUS_DOES_NOT_FIT, "a pool of %u threads needs %zu bytes, its block has %zu. Enlarge it.",
-                          threads, need, block_bytes);
+        return taste_fail(out_error, TASTE_STATUS_DOES_NOT_FIT,
+                          "a pool of %u threads needs %zu bytes, its block has %zu. Enlarge it.", threads, need,
+                          block_bytes);
     }
     taste_pool *pool = block;
     memset(pool, 0, sizeof *pool);
@@ -286,8 +292,8 @@ taste_status taste_pool_start(uint32_t threads, const uint32_t *cores, void *blo
         int failed = start_worker(pool, i, at);
         if (failed == 0) continue;
         stop_workers(pool, i);
-        return taste_fail(out_error, TASTE_STATUS_DOES_NOT_FIT, "thread %u of %u did not start (%s). Use fewer threads.", i + 2,
-                          threads, strerror(failed));
+        return taste_fail(out_error, TASTE_STATUS_DOES_NOT_FIT,
+                          "thread %u of %u did not start (%s). Use fewer threads.", i + 2, threads, strerror(failed));
     }
     *out_pool = pool;
     return TASTE_STATUS_OK;

@@ -11,7 +11,8 @@ enum { PIECE = 256 }; /* elements looked at at a time where a tensor is read */
 
 static taste_status kernel_failed(taste_session *session, const taste_call *call) {
     const char *why = taste_thread.failure[0] != 0 ? taste_thread.failure : "no reason given";
-    return taste_fail(&session->error, TASTE_STATUS_INTERNAL, "kernel %.60s: %s. Build the model again.", call->name, why);
+    return taste_fail(&session->error, TASTE_STATUS_INTERNAL, "kernel %.60s: %s. Build the model again.", call->name,
+                      why);
 }
 
 static taste_status run_calls(taste_session *session, const taste_program *program, uint32_t first, uint32_t end) {
@@ -20,8 +21,9 @@ static taste_status run_calls(taste_session *session, const taste_program *progr
     for (uint32_t i = first; i < end; i++) {
         const taste_call *call = &program->calls[i];
         if (call->argument_count > TASTE_MAX_ARGUMENTS) {
-            return taste_fail(&session->error, TASTE_STATUS_INTERNAL, "kernel %.60s has %u arguments. At most %d can be passed.",
-                              call->name, call->argument_count, TASTE_MAX_ARGUMENTS);
+            return taste_fail(&session->error, TASTE_STATUS_INTERNAL,
+                              "kernel %.60s has %u arguments. At most %d can be passed.", call->name,
+                              call->argument_count, TASTE_MAX_ARGUMENTS);
         }
         for (uint32_t a = 0; a < call->argument_count; a++) {
             arguments[a] = (taste_ffi_any){.type_index = TASTE_FFI_DL_TENSOR};
@@ -96,9 +98,11 @@ static void leave(taste_session *session, surroundings outer) {
 
 taste_status taste_session_run(taste_session *session, taste_parameters *parameters, uint32_t program, uint32_t phases,
                                uint32_t first_block, uint32_t end_block, uint32_t batch_size) {
-    if (first_block > end_block || end_block > session->model->block_count || (phases & ~(uint32_t)TASTE_RUN_ALL) != 0) {
-        return taste_fail(&session->error, TASTE_STATUS_USAGE, "blocks %u to %u, phases %u: the model has %u blocks. Correct them.",
-                          first_block, end_block, phases, session->model->block_count);
+    if (first_block > end_block || end_block > session->model->block_count ||
+        (phases & ~(uint32_t)TASTE_RUN_ALL) != 0) {
+        return taste_fail(&session->error, TASTE_STATUS_USAGE,
+                          "blocks %u to %u, phases %u: the model has %u blocks. Correct them.", first_block, end_block,
+                          phases, session->model->block_count);
     }
     taste_status status = taste_session_bind(session, parameters, program, batch_size);
     if (status != TASTE_STATUS_OK) return status;
@@ -113,13 +117,15 @@ static taste_status check_labels(taste_session *session, const int32_t *labels, 
     int64_t classes = session->model->classes;
     for (uint32_t i = 0; i < batch_size; i++) {
         if (labels[i] >= 0 && labels[i] < classes) continue;
-        return taste_fail(&session->error, TASTE_STATUS_USAGE, "row %u has label %d: model %s has %lld classes. Correct the labels.",
-                          i, labels[i], session->model->name, (long long)classes);
+        return taste_fail(&session->error, TASTE_STATUS_USAGE,
+                          "row %u has label %d: model %s has %lld classes. Correct the labels.", i, labels[i],
+                          session->model->name, (long long)classes);
     }
     return TASTE_STATUS_OK;
 }
 
-taste_status taste_session_load(taste_session *session, uint32_t program, uint32_t batch_size, const void *x, const void *y) {
+taste_status taste_session_load(taste_session *session, uint32_t program, uint32_t batch_size, const void *x,
+                                const void *y) {
     taste_status status = taste_session_bind(session, NULL, program, batch_size);
     if (status != TASTE_STATUS_OK) return status;
     const taste_model *model = session->model;
@@ -129,7 +135,8 @@ taste_status taste_session_load(taste_session *session, uint32_t program, uint32
     if (y == NULL || p->target == TASTE_NO_TENSOR) return TASTE_STATUS_OK;
     const taste_tensor *target = &model->tensors[p->target];
     if (target->dtype == TASTE_DTYPE_INT32) status = check_labels(session, y, batch_size);
-    if (status == TASTE_STATUS_OK) taste_layout_write(target, batch_size, y, taste_session_at(session, target, batch_size));
+    if (status == TASTE_STATUS_OK)
+        taste_layout_write(target, batch_size, y, taste_session_at(session, target, batch_size));
     return status;
 }
 
@@ -148,7 +155,8 @@ static double mean_loss(const taste_session *session, const taste_program *progr
 }
 
 /* Column of the largest logit of a row, the first of equals. */
-static uint32_t best_class(const taste_tensor *logits, const void *stored, uint32_t batch_size, uint32_t row, uint32_t classes) {
+static uint32_t best_class(const taste_tensor *logits, const void *stored, uint32_t batch_size, uint32_t row,
+                           uint32_t classes) {
     float piece[PIECE];
     uint32_t best = 0;
     float highest = -INFINITY;
@@ -196,8 +204,8 @@ static int is_finite_tensor(const taste_tensor *tensor, const void *stored, uint
     return 1;
 }
 
-const char *taste_session_find_non_finite(const taste_session *session, const taste_parameters *parameters, uint32_t program,
-                                          uint32_t batch_size) {
+const char *taste_session_find_non_finite(const taste_session *session, const taste_parameters *parameters,
+                                          uint32_t program, uint32_t batch_size) {
     const taste_model *model = session->model;
     const taste_program *p = &model->programs[program];
     const uint16_t ends[] = {p->output, p->loss};
@@ -231,8 +239,8 @@ static taste_status forward_backward(taste_session *session, const taste_paramet
     out->loss = mean_loss(session, p, batch_size);
     if (!isfinite(out->loss)) {
         return taste_fail(&session->error, TASTE_STATUS_NON_FINITE,
-                          "the loss is %f, first seen in '%.100s'. Lower the learning rate or look at the data.", out->loss,
-                          taste_session_find_non_finite(session, parameters, program, batch_size));
+                          "the loss is %f, first seen in '%.100s'. Lower the learning rate or look at the data.",
+                          out->loss, taste_session_find_non_finite(session, parameters, program, batch_size));
     }
     status = run_phases(session, program, TASTE_RUN_BACKWARD, 0, blocks);
     out->backward_ns = taste_now_ns() - forward_end;
@@ -252,8 +260,9 @@ taste_status taste_session_gradients(taste_session *session, taste_parameters *p
                                      taste_step *out_step) {
     taste_status status = check_trains(session, program);
     if (status == TASTE_STATUS_OK && effective_batch < batch_size) {
-        status = taste_fail(&session->error, TASTE_STATUS_USAGE, "effective batch %u is smaller than batch size %u. Correct it.",
-                            effective_batch, batch_size);
+        status =
+            taste_fail(&session->error, TASTE_STATUS_USAGE,
+                       "effective batch %u is smaller than batch size %u. Correct it.", effective_batch, batch_size);
     }
     if (status == TASTE_STATUS_OK) status = taste_session_bind(session, parameters, program, batch_size);
     if (status != TASTE_STATUS_OK) return status;
@@ -270,8 +279,9 @@ taste_status taste_session_gradients(taste_session *session, taste_parameters *p
     return status;
 }
 
-taste_status taste_session_step(taste_session *session, taste_parameters *parameters, uint32_t program, uint32_t batch_size,
-                                const void *x, const void *y, const taste_hyper *hyper, taste_step *out_step) {
+taste_status taste_session_step(taste_session *session, taste_parameters *parameters, uint32_t program,
+                                uint32_t batch_size, const void *x, const void *y, const taste_hyper *hyper,
+                                taste_step *out_step) {
     taste_pool_enter(session->pool);
     taste_status status = taste_session_gradients(session, parameters, program, batch_size, batch_size, x, y, out_step);
     if (status == TASTE_STATUS_OK) status = taste_session_update(session, parameters, program, hyper, out_step);
@@ -279,15 +289,16 @@ taste_status taste_session_step(taste_session *session, taste_parameters *parame
     return status;
 }
 
-taste_status taste_session_infer(taste_session *session, taste_parameters *parameters, uint32_t program, uint32_t batch_size,
-                                 const void *x, taste_step *out_step) {
+taste_status taste_session_infer(taste_session *session, taste_parameters *parameters, uint32_t program,
+                                 uint32_t batch_size, const void *x, taste_step *out_step) {
     *out_step = (taste_step){0};
     uint64_t start = taste_now_ns();
     taste_status status = taste_session_load(session, program, batch_size, x, NULL);
     uint64_t loaded = taste_now_ns();
     out_step->load_ns = loaded - start;
     if (status != TASTE_STATUS_OK) return status;
-    status = taste_session_run(session, parameters, program, TASTE_RUN_FORWARD, 0, session->model->block_count, batch_size);
+    status =
+        taste_session_run(session, parameters, program, TASTE_RUN_FORWARD, 0, session->model->block_count, batch_size);
     out_step->forward_ns = taste_now_ns() - loaded;
     return status;
 }

@@ -177,8 +177,8 @@ static uint64_t dtype_bytes(const char *dtype) {
     static const struct {
         const char *name;
         uint64_t bytes;
-    } known[] = {{"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"I64", 8}, {"I32", 4},
-                 {"I16", 2}, {"I8", 1},  {"U64", 8}, {"U32", 4},  {"U16", 2}, {"U8", 1}, {"BOOL", 1}};
+    } known[] = {{"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"I64", 8}, {"I32", 4}, {"I16", 2},
+                 {"I8", 1},  {"U64", 8}, {"U32", 4}, {"U16", 2},  {"U8", 1},  {"BOOL", 1}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(known[i].name, dtype) == 0) return known[i].bytes;
     }
@@ -217,14 +217,16 @@ static const char *check_header(taste_safetensors *file) {
     if (!take(&r, '{')) return "the header is not a JSON object";
     if (!peek(&r, '}')) {
         do {
-            if (!take_string(&r, entry.name, sizeof entry.name) || !take(&r, ':')) return "a tensor's name is malformed";
+            if (!take_string(&r, entry.name, sizeof entry.name) || !take(&r, ':'))
+                return "a tensor's name is malformed";
             if (strcmp(entry.name, "__metadata__") == 0) {
                 if (metadata++ || !skip_metadata(&r)) return "the metadata are malformed";
                 continue;
             }
             if (!take_entry(&r, &entry)) return "a tensor's entry is malformed";
             if (!sizes_agree(&entry)) return "a tensor's shape, type and offsets disagree";
-            if (entry.first_byte != end || entry.end_byte > file->data_bytes) return "the tensors' offsets leave gaps or overlap";
+            if (entry.first_byte != end || entry.end_byte > file->data_bytes)
+                return "the tensors' offsets leave gaps or overlap";
             if (file->tensor_count++ == TASTE_SAFETENSORS_MAX_TENSORS) return "there are more tensors than can be read";
             if (!note_name(file, entry.name)) return "a tensor's name occurs twice";
             end = entry.end_byte;
@@ -236,12 +238,13 @@ static const char *check_header(taste_safetensors *file) {
     return end == file->data_bytes ? NULL : "the file is longer than its tensors";
 }
 
-taste_status taste_safetensors_open(const void *prefix, size_t prefix_bytes, uint64_t file_bytes, taste_safetensors *out_file,
-                                    uint64_t *out_needed_bytes, taste_error *out_error) {
+taste_status taste_safetensors_open(const void *prefix, size_t prefix_bytes, uint64_t file_bytes,
+                                    taste_safetensors *out_file, uint64_t *out_needed_bytes, taste_error *out_error) {
     const unsigned char *bytes = prefix;
     uint64_t length = 0;
     if (file_bytes < LENGTH_BYTES) {
-        return taste_fail(out_error, TASTE_STATUS_CORRUPT, "a safetensors file of %llu bytes has no header. Copy the file again.",
+        return taste_fail(out_error, TASTE_STATUS_CORRUPT,
+                          "a safetensors file of %llu bytes has no header. Copy the file again.",
                           (unsigned long long)file_bytes);
     }
     *out_needed_bytes = LENGTH_BYTES;

@@ -19,14 +19,15 @@ static uint64_t reserve(session_plan *plan, uint64_t bytes) {
 
 static taste_status check_use(const taste_model *model, const taste_use *use, taste_error *error) {
     if (use->program >= model->program_count) {
-        return taste_fail(error, TASTE_STATUS_USAGE, "program %u of %u asked for. Use one that info lists.", use->program,
-                          model->program_count);
+        return taste_fail(error, TASTE_STATUS_USAGE, "program %u of %u asked for. Use one that info lists.",
+                          use->program, model->program_count);
     }
     const taste_program *program = &model->programs[use->program];
     uint32_t minimum = program->updated_segments != 0 && model->minimum_batch > 1 ? model->minimum_batch : 1;
     if (use->batch_size < minimum) {
-        return taste_fail(error, TASTE_STATUS_USAGE, "batch size %u is too small for program %s of %s. Use at least %u.",
-                          use->batch_size, program->name, model->name, minimum);
+        return taste_fail(error, TASTE_STATUS_USAGE,
+                          "batch size %u is too small for program %s of %s. Use at least %u.", use->batch_size,
+                          program->name, model->name, minimum);
     }
     return TASTE_STATUS_OK;
 }
@@ -48,8 +49,9 @@ static taste_status make_plan(const taste_model *model, const taste_use *uses, s
                               const taste_session_options *options, session_plan *plan, taste_error *error) {
     *plan = (session_plan){0};
     if (model->table_version != TASTE_TABLE_VERSION) {
-        return taste_fail(error, TASTE_STATUS_INCOMPATIBLE, "the tables are version %u, the library reads %d. Build again.",
-                          model->table_version, TASTE_TABLE_VERSION);
+        return taste_fail(error, TASTE_STATUS_INCOMPATIBLE,
+                          "the tables are version %u, the library reads %d. Build again.", model->table_version,
+                          TASTE_TABLE_VERSION);
     }
     for (size_t i = 0; i < use_count; i++) {
         taste_status status = check_use(model, &uses[i], error);
@@ -120,7 +122,8 @@ taste_status taste_session_init(const taste_model *model, const taste_use *uses,
                           "a session needs a pool and a block aligned to %d bytes. Hand in both.", TASTE_ALIGNMENT);
     }
     if (block_bytes < plan.total_bytes) {
-        return taste_fail(out_error, TASTE_STATUS_DOES_NOT_FIT, "a session needs %llu bytes, its block has %zu. Enlarge it.",
+        return taste_fail(out_error, TASTE_STATUS_DOES_NOT_FIT,
+                          "a session needs %llu bytes, its block has %zu. Enlarge it.",
                           (unsigned long long)plan.total_bytes, block_bytes);
     }
     unsigned char *base = block;
@@ -132,7 +135,7 @@ taste_status taste_session_init(const taste_model *model, const taste_use *uses,
     session->gradient_bytes = plan.gradient_bytes;
     session->bindings = (taste_binding *)(base + plan.bindings);
     session->tensors = (taste_dl_tensor *)(base + plan.tensors);
-    session->shapes = (int64_t(*)[TASTE_MAX_DIMS])(base + plan.shapes);
+    session->shapes = (int64_t (*)[TASTE_MAX_DIMS])(base + plan.shapes);
     session->gradient_offsets = (uint64_t *)(base + plan.gradient_offsets);
     session->partials = (double *)(base + plan.partials);
     session->workspace.base = base + plan.workspace;

@@ -21,23 +21,23 @@ struct taste_session {
     const taste_model *model;
     taste_pool *pool;
     taste_error error;
-    uint64_t updated_segments;           /* of all opened programs */
+    uint64_t updated_segments; /* of all opened programs */
     const taste_parameters *bound_set;
-    taste_binding *bindings;             /* a program */
-    taste_dl_tensor *tensors;            /* a tensor of the table; arguments point at them */
-    int64_t (*shapes)[TASTE_MAX_DIMS];   /* a tensor */
-    uint64_t *gradient_offsets;          /* a segment: where its gradients start; only updated ones have any */
-    double *partials;                    /* a chunk: its part of a sum over all gradients */
+    taste_binding *bindings;           /* a program */
+    taste_dl_tensor *tensors;          /* a tensor of the table; arguments point at them */
+    int64_t (*shapes)[TASTE_MAX_DIMS]; /* a tensor */
+    uint64_t *gradient_offsets;        /* a segment: where its gradients start; only updated ones have any */
+    double *partials;                  /* a chunk: its part of a sum over all gradients */
     unsigned char *scalars;
     unsigned char *gradients;
-    unsigned char *momentum;             /* NULL: none */
-    unsigned char *accumulator;          /* NULL: none */
+    unsigned char *momentum;    /* NULL: none */
+    unsigned char *accumulator; /* NULL: none */
     unsigned char *arena;
     uint64_t gradient_bytes;
-    uint32_t accumulated;                /* micro-batches since the last update */
+    uint32_t accumulated; /* micro-batches since the last update */
     uint32_t accumulated_samples;
-    uint32_t dropout[2];                 /* seed, optimizer step */
-    taste_workspace workspace;           /* of the calling thread */
+    uint32_t dropout[2];       /* seed, optimizer step */
+    taste_workspace workspace; /* of the calling thread */
 };
 
 /* Where a tensor of the arena, the scalars or the gradients lies at this batch size; NULL: not in this session. */
@@ -54,7 +54,7 @@ taste_status taste_session_bind(taste_session *session, const taste_parameters *
 void taste_session_accumulate(taste_session *session, uint32_t batch_size);
 
 /* Names the first tensor that holds a NaN or Inf, for an error's text. */
-const char *taste_session_find_non_finite(const taste_session *session, const taste_parameters *parameters, uint32_t program,
-                                          uint32_t batch_size);
+const char *taste_session_find_non_finite(const taste_session *session, const taste_parameters *parameters,
+                                          uint32_t program, uint32_t batch_size);
 
 #endif

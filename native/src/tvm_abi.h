@@ -48,7 +48,8 @@ typedef int (*taste_task)(int task_id, taste_parallel_group *group, void *closur
 
 /* The outside symbols of a kernel object. The first three are variables that hold functions. */
 extern int (*__TVMBackendParallelLaunch)(taste_task task, void *closure, int task_count);
-extern void *(*__TVMBackendAllocWorkspace)(int device_type, int device_id, uint64_t size_bytes, int type_code, int type_bits);
+extern void *(*__TVMBackendAllocWorkspace)(int device_type, int device_id, uint64_t size_bytes, int type_code,
+                                           int type_bits);
 extern int (*__TVMBackendFreeWorkspace)(int device_type, int device_id, void *workspace);
 void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts, int32_t part_count);
 

@@ -33,7 +33,8 @@ static taste_status tally_batch(const trainer *t, uint32_t rows, uint32_t classe
     const int32_t *labels = t->y;
     for (uint32_t i = 0; i < rows; i++) {
         if (labels[i] < 0 || (uint32_t)labels[i] >= classes) {
-            return taste_fail(error, TASTE_STATUS_INCOMPATIBLE, "sample %llu has label %d, the model %u classes. Pack the data for it.",
+            return taste_fail(error, TASTE_STATUS_INCOMPATIBLE,
+                              "sample %llu has label %d, the model %u classes. Pack the data for it.",
                               (unsigned long long)(first + i), labels[i], classes);
         }
         tally_row(t->logits + (uint64_t)i * classes, classes, labels[i], sum);
@@ -42,11 +43,12 @@ static taste_status tally_batch(const trainer *t, uint32_t rows, uint32_t classe
 }
 
 /* The header of a safetensors file with one tensor, logits float32 [count, classes]. */
-static taste_status start_logits(io_writer *writer, const char *path, uint64_t count, uint32_t classes, taste_error *error) {
+static taste_status start_logits(io_writer *writer, const char *path, uint64_t count, uint32_t classes,
+                                 taste_error *error) {
     char header[256];
     int length = snprintf(header + 8, sizeof header - 8,
-                          "{\"logits\":{\"dtype\":\"F32\",\"shape\":[%llu,%u],\"data_offsets\":[0,%llu]}}", (unsigned long long)count,
-                          classes, (unsigned long long)(count * classes * sizeof(float)));
+                          "{\"logits\":{\"dtype\":\"F32\",\"shape\":[%llu,%u],\"data_offsets\":[0,%llu]}}",
+                          (unsigned long long)count, classes, (unsigned long long)(count * classes * sizeof(float)));
     while (length % 8 != 0) header[8 + length++] = ' ';
     for (int i = 0; i < 8; i++) header[i] = (char)((uint64_t)length >> (8 * i) & 0xff);
     taste_status status = io_create(writer, path, error);

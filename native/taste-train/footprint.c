@@ -66,8 +66,8 @@ static uint64_t reserve(footprint *f, uint64_t bytes) {
     return at;
 }
 
-taste_status footprint_of(const taste_model *model, uint32_t program, uint32_t batch_size, uint32_t threads, int accumulate,
-                          footprint *out, taste_error *error) {
+taste_status footprint_of(const taste_model *model, uint32_t program, uint32_t batch_size, uint32_t threads,
+                          int accumulate, footprint *out, taste_error *error) {
     taste_program_facts facts;
     taste_status status = taste_model_program(model, program, &facts);
     if (status != TASTE_STATUS_OK) return status;

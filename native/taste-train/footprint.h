@@ -19,8 +19,8 @@ typedef struct footprint_line {
     uint64_t per_sample_bytes;
 } footprint_line;
 
-taste_status footprint_of(const taste_model *model, uint32_t program, uint32_t batch_size, uint32_t threads, int accumulate,
-                          footprint *out, taste_error *error);
+taste_status footprint_of(const taste_model *model, uint32_t program, uint32_t batch_size, uint32_t threads,
+                          int accumulate, footprint *out, taste_error *error);
 taste_status footprint_line_of(const taste_model *model, uint32_t program, uint32_t threads, int accumulate,
                                footprint_line *out, taste_error *error);
 

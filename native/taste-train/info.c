@@ -47,7 +47,8 @@ static taste_status list_programs(const options *options, const taste_model *mod
         taste_program_facts program;
         footprint_line line;
         (void)taste_model_program(model, p, &program);
-        taste_status status = footprint_line_of(model, p, threads, options->effective_batch > options->batch_size, &line, error);
+        taste_status status =
+            footprint_line_of(model, p, threads, options->effective_batch > options->batch_size, &line, error);
         if (status != TASTE_STATUS_OK) return status;
         json_open(program.name, '{');
         json_count("fixed_bytes", line.fixed_bytes);
@@ -67,7 +68,8 @@ static taste_status plan_one(const options *options, const taste_model *model, t
     footprint plan;
     if (options->batch_size == 0) return TASTE_STATUS_OK;
     if (taste_model_find_program(model, name, &program) != TASTE_STATUS_OK) {
-        return taste_fail(error, TASTE_STATUS_USAGE, "no program '%.60s' in this build. Use one that info lists.", name);
+        return taste_fail(error, TASTE_STATUS_USAGE, "no program '%.60s' in this build. Use one that info lists.",
+                          name);
     }
     taste_status status =
         footprint_of(model, program, options->batch_size, trainer_threads(options), accumulate, &plan, error);
@@ -82,7 +84,8 @@ taste_status verb_info(const options *options, taste_error *error) {
     taste_model_facts facts;
     (void)taste_model_describe(model, &facts);
     if (taste_pool_bytes(trainer_threads(options)) == 0) {
-        return taste_fail(error, TASTE_STATUS_USAGE, "%u threads asked for. Use 1 to %d.", options->threads, TASTE_MAX_THREADS);
+        return taste_fail(error, TASTE_STATUS_USAGE, "%u threads asked for. Use 1 to %d.", options->threads,
+                          TASTE_MAX_THREADS);
     }
     json_begin("info");
     json_text("model", facts.name);

@@ -28,7 +28,8 @@ taste_status io_create(io_writer *writer, const char *path, taste_error *error) 
     int named = snprintf(writer->path, sizeof writer->path, "%s", path);
     int temporary = snprintf(writer->temporary, sizeof writer->temporary, "%s.%ld.part", path, (long)getpid());
     if (named >= (int)sizeof writer->path || temporary >= (int)sizeof writer->temporary) {
-        return taste_fail(error, TASTE_STATUS_USAGE, "a path of %zu characters is too long. Use a shorter one.", strlen(path));
+        return taste_fail(error, TASTE_STATUS_USAGE, "a path of %zu characters is too long. Use a shorter one.",
+                          strlen(path));
     }
     writer->file = io->open(writer->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     return writer->file < 0 ? failed(error, "create", writer->temporary) : TASTE_STATUS_OK;
@@ -109,7 +110,9 @@ taste_status io_read_at(int file, const char *path, uint64_t first, size_t count
         ssize_t got = pread(file, at, count, (off_t)first);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) return failed(error, "read", path);
-        if (got == 0) return taste_fail(error, TASTE_STATUS_CORRUPT, "%.160s became shorter while it was read. Copy it again.", path);
+        if (got == 0)
+            return taste_fail(error, TASTE_STATUS_CORRUPT, "%.160s became shorter while it was read. Copy it again.",
+                              path);
         at += got;
         first += (uint64_t)got;
         count -= (size_t)got;

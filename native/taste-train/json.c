@@ -100,5 +100,6 @@ taste_status json_flush(taste_error *error) {
     if (fflush(stdout) != 0 && write_error == 0) write_error = errno;
     if (write_error == 0 && !ferror(stdout)) return TASTE_STATUS_OK;
     return taste_fail(error, write_error == ENOSPC ? TASTE_STATUS_NO_SPACE : TASTE_STATUS_IO,
-                      "results could not be written to standard output (%s). Look at what reads it.", strerror(write_error));
+                      "results could not be written to standard output (%s). Look at what reads it.",
+                      strerror(write_error));
 }

@@ -92,8 +92,8 @@ static int is_done(const measure_rule *rule, const measurement *m, int slow) {
     return m->windows >= 2 && m->elapsed_s >= rule->seconds && m->steps >= rule->min_steps;
 }
 
-taste_status measure_run(const measure_rule *rule, measure_step step, void *context, uint32_t batch_size, uint64_t step_ns,
-                         measurement *out) {
+taste_status measure_run(const measure_rule *rule, measure_step step, void *context, uint32_t batch_size,
+                         uint64_t step_ns, measurement *out) {
     double step_s = (double)step_ns * 1e-9 > 1e-7 ? (double)step_ns * 1e-9 : 1e-7;
     double wanted = rule->seconds / WINDOWS_A_RUN / step_s;
     uint64_t steps = wanted < 1 ? 1 : wanted > 1e7 ? 10000000 : (uint64_t)(wanted + 0.5);

@@ -33,8 +33,8 @@ typedef struct measurement {
 taste_status measure_warm_up(const measure_rule *rule, measure_step step, void *context, uint64_t *out_step_ns);
 
 /* The measured windows; a `counters` event for each. */
-taste_status measure_run(const measure_rule *rule, measure_step step, void *context, uint32_t batch_size, uint64_t step_ns,
-                         measurement *out);
+taste_status measure_run(const measure_rule *rule, measure_step step, void *context, uint32_t batch_size,
+                         uint64_t step_ns, measurement *out);
 
 /* Median, and interquartile range / median; both sort `values`. 0 values: 0. */
 double measure_median(double *values, uint32_t count);

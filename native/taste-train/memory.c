@@ -101,7 +101,8 @@ static uint64_t limits_leave(void) {
 uint64_t memory_available_bytes(const char *root) {
     char text[TEXT_BYTES];
     uint64_t available, least = UINT64_MAX;
-    if (io_read_text(root, "/proc/meminfo", text, sizeof text) > 0 && memory_find_number(text, "MemAvailable", &available) == 0) {
+    if (io_read_text(root, "/proc/meminfo", text, sizeof text) > 0 &&
+        memory_find_number(text, "MemAvailable", &available) == 0) {
         least = available * 1024;
     }
     return smaller(smaller(least, groups_leave(root)), limits_leave());

@@ -90,9 +90,7 @@ static int read_value(const flag *f, const char *text, options *out) {
     uint64_t number;
     double real;
     switch (f->kind) {
-    case TEXT:
-        *(const char **)field = text;
-        return *text != 0;
+    case TEXT: *(const char **)field = text; return *text != 0;
     case COUNT:
         if (!read_number(text, INT32_MAX, &number) || (double)number < f->lowest) return 0;
         *(uint32_t *)field = (uint32_t)number;
@@ -102,14 +100,12 @@ static int read_value(const flag *f, const char *text, options *out) {
         if (!read_number(text, UINT64_MAX, &number) || (double)number < f->lowest) return 0;
         *(uint64_t *)field = number;
         return 1;
-    case SECONDS:
-        return read_real(text, field) && *(double *)field >= f->lowest;
+    case SECONDS: return read_real(text, field) && *(double *)field >= f->lowest;
     case FACTOR:
         if (!read_real(text, &real) || real < f->lowest) return 0;
         *(float *)field = (float)real;
         return 1;
-    default:
-        return read_cores(text, out);
+    default: return read_cores(text, out);
     }
 }
 
@@ -123,12 +119,14 @@ static const flag *find_flag(const char *name) {
 /* Flags that only make sense together. */
 static taste_status check_together(const options *o, taste_error *error) {
     char verb = o->verb[0];
-    if (verb != 'i' && o->batch_size == 0) return taste_fail(error, TASTE_STATUS_USAGE, "%s without a batch size. Give --batch-size N.", o->verb);
+    if (verb != 'i' && o->batch_size == 0)
+        return taste_fail(error, TASTE_STATUS_USAGE, "%s without a batch size. Give --batch-size N.", o->verb);
     if ((verb == 't' || verb == 'e') && o->samples == NULL) {
         return taste_fail(error, TASTE_STATUS_USAGE, "%s without samples. Give --samples FILE.", o->verb);
     }
     if (verb == 't' && (o->steps == 0 || !o->learning_rate_given)) {
-        return taste_fail(error, TASTE_STATUS_USAGE, "train without its length or learning rate. Give --steps K and --lr L.");
+        return taste_fail(error, TASTE_STATUS_USAGE,
+                          "train without its length or learning rate. Give --steps K and --lr L.");
     }
     if (o->effective_batch != 0 && o->effective_batch < o->batch_size) {
         return taste_fail(error, TASTE_STATUS_USAGE, "effective batch %u is smaller than batch size %u. Correct one.",
@@ -138,8 +136,8 @@ static taste_status check_together(const options *o, taste_error *error) {
         return taste_fail(error, TASTE_STATUS_USAGE, "--nesterov without momentum. Give --momentum M.");
     }
     if (o->core_count > 0 && o->threads > o->core_count) {
-        return taste_fail(error, TASTE_STATUS_USAGE, "%u threads on %u cores. Name as many cores as threads.", o->threads,
-                          o->core_count);
+        return taste_fail(error, TASTE_STATUS_USAGE, "%u threads on %u cores. Name as many cores as threads.",
+                          o->threads, o->core_count);
     }
     return TASTE_STATUS_OK;
 }
@@ -165,7 +163,8 @@ taste_status options_parse(int argc, char **argv, options *out, taste_error *err
         }
         const char *value = i + 1 < argc ? argv[++i] : "";
         if (!read_value(f, value, out)) {
-            return taste_fail(error, TASTE_STATUS_USAGE, "%s '%.60s' is not a value that it takes. Correct it.", f->name, value);
+            return taste_fail(error, TASTE_STATUS_USAGE, "%s '%.60s' is not a value that it takes. Correct it.",
+                              f->name, value);
         }
         if (f->at == AT(hyper.learning_rate)) out->learning_rate_given = 1;
         if (f->at == AT(seed)) out->seed_given = 1;

@@ -6,8 +6,8 @@
 
 typedef struct options {
     const char *verb;
-    const char *program; /* NULL: the verb's own */
-    uint32_t batch_size; /* 0: not given */
+    const char *program;      /* NULL: the verb's own */
+    uint32_t batch_size;      /* 0: not given */
     uint32_t effective_batch; /* samples an optimizer step; 0: batch_size */
     double seconds;
     uint32_t min_steps;

@@ -21,7 +21,8 @@ taste_status samples_open(const char *path, const trainer *trainer, int needs_y,
 void samples_close(samples *samples);
 
 /* Reads rows [first, first + rows) into the trainer's x and y; the file is a ring. */
-taste_status samples_read(const samples *samples, const trainer *trainer, uint64_t first, uint32_t rows, taste_error *error);
+taste_status samples_read(const samples *samples, const trainer *trainer, uint64_t first, uint32_t rows,
+                          taste_error *error);
 
 /* Made-up rows for `bench`: the same on every board. */
 void samples_make_up(const trainer *trainer);

@@ -64,18 +64,20 @@ int taint_judge(const taint_counters *before, const taint_counters *after, doubl
     double share = elapsed_s > 0 && after->waiting_ns > before->waiting_ns ? waited / (elapsed_s * threads) : 0;
     uint64_t now = after->throttle_bits & 0xf, since = (after->throttle_bits & ~before->throttle_bits) >> 16 & 0xf;
     if (now != 0 || since != 0) {
-        snprintf(out_text, TAINT_TEXT_BYTES, "throttled: firmware bits 0x%llx", (unsigned long long)after->throttle_bits);
+        snprintf(out_text, TAINT_TEXT_BYTES, "throttled: firmware bits 0x%llx",
+                 (unsigned long long)after->throttle_bits);
     } else if (after->throttle_count > before->throttle_count) {
         snprintf(out_text, TAINT_TEXT_BYTES, "throttled by heat %llu times",
                  (unsigned long long)(after->throttle_count - before->throttle_count));
     } else if ((double)after->frequency_khz < 0.9 * (double)before->frequency_khz) {
-        snprintf(out_text, TAINT_TEXT_BYTES, "CPU frequency fell from %llu to %llu kHz", (unsigned long long)before->frequency_khz,
-                 (unsigned long long)after->frequency_khz);
+        snprintf(out_text, TAINT_TEXT_BYTES, "CPU frequency fell from %llu to %llu kHz",
+                 (unsigned long long)before->frequency_khz, (unsigned long long)after->frequency_khz);
     } else if (after->pages_swapped_in > before->pages_swapped_in) {
         snprintf(out_text, TAINT_TEXT_BYTES, "%llu pages swapped in",
                  (unsigned long long)(after->pages_swapped_in - before->pages_swapped_in));
     } else if (share > 0.1) {
-        snprintf(out_text, TAINT_TEXT_BYTES, "another load: %.0f %% of the time was spent waiting for a core", share * 100);
+        snprintf(out_text, TAINT_TEXT_BYTES, "another load: %.0f %% of the time was spent waiting for a core",
+                 share * 100);
     } else {
         out_text[0] = 0;
         return 0;
@@ -93,6 +95,7 @@ int taint_is_emulated(const char *root) {
     const char *ours = "riscv64", *foreign = "vendor_id";
 #endif
     /* The emulator answers uname itself, but passes these files of the host through. */
-    if (io_read_text(root, "/proc/sys/kernel/arch", text, sizeof text) > 0) return strncmp(text, ours, strlen(ours)) != 0;
+    if (io_read_text(root, "/proc/sys/kernel/arch", text, sizeof text) > 0)
+        return strncmp(text, ours, strlen(ours)) != 0;
     return io_read_text(root, "/proc/cpuinfo", text, sizeof text) > 0 && strstr(text, foreign) != NULL;
 }

@@ -10,10 +10,10 @@ enum { TAINT_TEXT_BYTES = 192 };
 /* Counters of the system, read before and after the measured windows. */
 typedef struct taint_counters {
     uint64_t pages_swapped_in;
-    uint64_t waiting_ns; /* of this process's threads, for a core */
-    uint64_t throttle_bits; /* Raspberry Pi firmware: 0-3 now, 16-19 since boot */
+    uint64_t waiting_ns;     /* of this process's threads, for a core */
+    uint64_t throttle_bits;  /* Raspberry Pi firmware: 0-3 now, 16-19 since boot */
     uint64_t throttle_count; /* x86: of all cores */
-    uint64_t frequency_khz; /* of the first core; 0: unknown */
+    uint64_t frequency_khz;  /* of the first core; 0: unknown */
 } taint_counters;
 
 void taint_read(const char *root, taint_counters *out);

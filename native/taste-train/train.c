@@ -85,7 +85,8 @@ static taste_status run(const options *options, const trainer *t, const samples 
     double first_loss = 0;
     uint32_t done = 0;
     while (done < options->steps && !trainer_interrupted) {
-        taste_status status = optimizer_step(options, t, data, (uint64_t)done * effective, effective, done + 1, &step, error);
+        taste_status status =
+            optimizer_step(options, t, data, (uint64_t)done * effective, effective, done + 1, &step, error);
         if (status != TASTE_STATUS_OK) return at_step(done + 1, status, error);
         if (done++ == 0) first_loss = step.loss;
         report_step(done, &step);
@@ -96,8 +97,8 @@ static taste_status run(const options *options, const trainer *t, const samples 
     }
     if (status != TASTE_STATUS_OK) return status;
     if (done < options->steps) {
-        return taste_fail(error, TASTE_STATUS_INTERRUPTED, "interrupted after step %u of %u%s. Run it again to go on.", done,
-                          options->steps, options->save != NULL ? ", weights saved" : "");
+        return taste_fail(error, TASTE_STATUS_INTERRUPTED, "interrupted after step %u of %u%s. Run it again to go on.",
+                          done, options->steps, options->save != NULL ? ", weights saved" : "");
     }
     report_result(done, first_loss, &step);
     return TASTE_STATUS_OK;

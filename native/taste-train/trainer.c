@@ -29,20 +29,24 @@ static taste_status check_memory(const options *options, const trainer *t, int a
     uint32_t largest = footprint_largest_batch(&line, limit);
     const char *whose = limit == options->memory ? "the limit is" : "free are";
     if (largest == 0) {
-        return taste_fail(error, TASTE_STATUS_DOES_NOT_FIT, "batch size %u needs %.1f MiB; %s %.1f MiB. No batch size fits.",
-                          t->batch_size, (double)t->footprint.planned_bytes / 1048576, whose, (double)limit / 1048576);
+        return taste_fail(error, TASTE_STATUS_DOES_NOT_FIT,
+                          "batch size %u needs %.1f MiB; %s %.1f MiB. No batch size fits.", t->batch_size,
+                          (double)t->footprint.planned_bytes / 1048576, whose, (double)limit / 1048576);
     }
-    return taste_fail(error, TASTE_STATUS_DOES_NOT_FIT, "batch size %u needs %.1f MiB; %s %.1f MiB. Largest that fits: %u.",
-                      t->batch_size, (double)t->footprint.planned_bytes / 1048576, whose, (double)limit / 1048576, largest);
+    return taste_fail(error, TASTE_STATUS_DOES_NOT_FIT,
+                      "batch size %u needs %.1f MiB; %s %.1f MiB. Largest that fits: %u.", t->batch_size,
+                      (double)t->footprint.planned_bytes / 1048576, whose, (double)limit / 1048576, largest);
 }
 
 /* One block for everything, on huge pages where the kernel has them. */
 static taste_status map_block(trainer *t, taste_error *error) {
     uint64_t bytes = t->footprint.block_bytes;
-    unsigned char *mapped = mmap(NULL, bytes + HUGE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    unsigned char *mapped =
+        mmap(NULL, bytes + HUGE_PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) {
-        return taste_fail(error, TASTE_STATUS_DOES_NOT_FIT, "%.1f MiB could not be mapped (%s). Use a smaller batch size.",
-                          (double)bytes / 1048576, strerror(errno));
+        return taste_fail(error, TASTE_STATUS_DOES_NOT_FIT,
+                          "%.1f MiB could not be mapped (%s). Use a smaller batch size.", (double)bytes / 1048576,
+                          strerror(errno));
     }
     uintptr_t start = ((uintptr_t)mapped + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
     uint64_t before = start - (uintptr_t)mapped;
@@ -62,7 +66,8 @@ static taste_status fill_parameters(const options *options, const trainer *t, in
         return weights_load(options->weights, t->model, t->parameters, t->staging, t->footprint.staging_bytes, error);
     }
     if (unset == 0 || !needs_weights) return TASTE_STATUS_OK;
-    return taste_fail(error, TASTE_STATUS_USAGE, "%u tensors of %s have no seeded value. Give --weights FILE.", unset, facts.name);
+    return taste_fail(error, TASTE_STATUS_USAGE, "%u tensors of %s have no seeded value. Give --weights FILE.", unset,
+                      facts.name);
 }
 
 static void announce_plan(const trainer *t) {
@@ -73,7 +78,8 @@ static void announce_plan(const trainer *t) {
     json_end();
 }
 
-static taste_status open_parts(const options *options, trainer *t, int accumulate, int needs_weights, taste_error *error) {
+static taste_status open_parts(const options *options, trainer *t, int accumulate, int needs_weights,
+                               taste_error *error) {
     const footprint *f = &t->footprint;
     taste_use use = {t->program, t->batch_size};
     taste_session_options session_options = {.momentum = t->facts.updates, .accumulate = accumulate};
@@ -88,24 +94,28 @@ static taste_status open_parts(const options *options, trainer *t, int accumulat
     status = fill_parameters(options, t, needs_weights, error);
     if (status != TASTE_STATUS_OK) return status;
     memset(t->block + f->pool, 0, f->block_bytes - f->pool);
-    status = taste_pool_start(t->threads, options->core_count > 0 ? options->cores : NULL, t->block + f->pool, f->pool_bytes,
-                              &t->pool, error);
+    status = taste_pool_start(t->threads, options->core_count > 0 ? options->cores : NULL, t->block + f->pool,
+                              f->pool_bytes, &t->pool, error);
     if (status != TASTE_STATUS_OK) return status;
     return taste_session_init(t->model, &use, 1, &session_options, t->pool, t->block + f->session, f->session_bytes,
                               &t->session, error);
 }
 
-taste_status trainer_open(const options *options, const char *program, int needs_weights, trainer *out, taste_error *error) {
-    *out = (trainer){.model = taste_model_get(), .batch_size = options->batch_size, .threads = trainer_threads(options)};
+taste_status trainer_open(const options *options, const char *program, int needs_weights, trainer *out,
+                          taste_error *error) {
+    *out =
+        (trainer){.model = taste_model_get(), .batch_size = options->batch_size, .threads = trainer_threads(options)};
     int accumulate = options->effective_batch > options->batch_size;
     taste_status status = taste_model_check_cpu(out->model, error);
     if (status != TASTE_STATUS_OK) return status;
     if (taste_model_find_program(out->model, program, &out->program) != TASTE_STATUS_OK) {
-        return taste_fail(error, TASTE_STATUS_USAGE, "no program '%.60s' in this build. Use one that info lists.", program);
+        return taste_fail(error, TASTE_STATUS_USAGE, "no program '%.60s' in this build. Use one that info lists.",
+                          program);
     }
     (void)taste_model_program(out->model, out->program, &out->facts);
     if (taste_pool_bytes(out->threads) == 0) {
-        return taste_fail(error, TASTE_STATUS_USAGE, "%u threads asked for. Use 1 to %d.", out->threads, TASTE_MAX_THREADS);
+        return taste_fail(error, TASTE_STATUS_USAGE, "%u threads asked for. Use 1 to %d.", out->threads,
+                          TASTE_MAX_THREADS);
     }
     status = footprint_of(out->model, out->program, out->batch_size, out->threads, accumulate, &out->footprint, error);
     if (status == TASTE_STATUS_OK) status = check_memory(options, out, accumulate, error);

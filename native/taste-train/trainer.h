@@ -35,7 +35,8 @@ uint32_t trainer_threads(const options *options);
 /* Checks CPU and memory, announces the plan, maps and touches the block, fills the parameters from the weights file or the
  * seed, starts the pool. `kinds` of tensors without a weights file or seeded value are an error for verbs whose result
  * would mean nothing (`needs_weights`). trainer_close undoes it, whatever the outcome. */
-taste_status trainer_open(const options *options, const char *program, int needs_weights, trainer *out, taste_error *error);
+taste_status trainer_open(const options *options, const char *program, int needs_weights, trainer *out,
+                          taste_error *error);
 void trainer_close(trainer *trainer);
 
 /* The session's own error text, with its status, into `error`. */

@@ -15,8 +15,9 @@ static taste_status map_header(tensor_file *file, uint64_t header_bytes, uint64_
     file->mapped = mmap(NULL, file->mapped_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (file->mapped == MAP_FAILED) {
         file->mapped = NULL;
-        return taste_fail(error, TASTE_STATUS_DOES_NOT_FIT, "no memory for the header of %.160s (%llu bytes). Free some.",
-                          file->path, (unsigned long long)header_bytes);
+        return taste_fail(error, TASTE_STATUS_DOES_NOT_FIT,
+                          "no memory for the header of %.160s (%llu bytes). Free some.", file->path,
+                          (unsigned long long)header_bytes);
     }
     file->header = (taste_safetensors *)((unsigned char *)file->mapped + padded);
     taste_status status = io_read_at(file->file, file->path, 0, header_bytes, file->mapped, error);
@@ -76,20 +77,22 @@ static const char *shape_text(const uint64_t *shape, uint32_t dims, char out[128
     return out;
 }
 
-static taste_status check_entry(const taste_safetensors_entry *entry, const taste_tensor_facts *facts, taste_error *error) {
+static taste_status check_entry(const taste_safetensors_entry *entry, const taste_tensor_facts *facts,
+                                taste_error *error) {
     const char *dtype = facts->dtype == 'f' ? "F32" : facts->dtype == 'i' ? "I32" : "U32";
     int same = strcmp(entry->dtype, dtype) == 0 && entry->dims == facts->dims;
     for (uint32_t d = 0; same && d < facts->dims; d++) same = entry->shape[d] == (uint64_t)facts->shape[d];
     if (same) return TASTE_STATUS_OK;
     char theirs[128], ours[128];
     return taste_fail(error, TASTE_STATUS_INCOMPATIBLE,
-                      "the weights file has '%.100s' as %s %s, the model as %s %s. Use weights of this model.", entry->name,
-                      entry->dtype, shape_text(entry->shape, entry->dims, theirs), dtype,
+                      "the weights file has '%.100s' as %s %s, the model as %s %s. Use weights of this model.",
+                      entry->name, entry->dtype, shape_text(entry->shape, entry->dims, theirs), dtype,
                       shape_text((const uint64_t *)facts->shape, facts->dims, ours));
 }
 
-static taste_status load_tensor(const tensor_file *file, const taste_safetensors_entry *entry, uint32_t tensor, uint64_t count,
-                                taste_parameters *parameters, void *staging, size_t staging_bytes, taste_error *error) {
+static taste_status load_tensor(const tensor_file *file, const taste_safetensors_entry *entry, uint32_t tensor,
+                                uint64_t count, taste_parameters *parameters, void *staging, size_t staging_bytes,
+                                taste_error *error) {
     size_t piece = staging_bytes / 4;
     for (uint64_t first = 0; first < count; first += piece) {
         size_t n = count - first < piece ? (size_t)(count - first) : piece;
@@ -118,8 +121,8 @@ taste_status weights_load(const char *path, const taste_model *model, taste_para
         if (!is_stored(facts.kind)) continue;
         if (!tensor_file_find(&file, facts.name, &entry)) {
             if (facts.kind == TASTE_KIND_CONSTANT) continue; /* has the value that the build gave it */
-            status = taste_fail(error, TASTE_STATUS_INCOMPATIBLE, "%.100s has no tensor '%.100s'. Use weights of this model.", path,
-                                facts.name);
+            status = taste_fail(error, TASTE_STATUS_INCOMPATIBLE,
+                                "%.100s has no tensor '%.100s'. Use weights of this model.", path, facts.name);
             break;
         }
         status = check_entry(&entry, &facts, error);
@@ -131,13 +134,13 @@ taste_status weights_load(const char *path, const taste_model *model, taste_para
 }
 
 /* The header of a file of the model's tensors, through the staging buffer. */
-static taste_status put_header(io_writer *writer, const taste_model *model, uint32_t kinds, const char *metadata, void *staging,
-                               size_t staging_bytes, taste_error *error) {
+static taste_status put_header(io_writer *writer, const taste_model *model, uint32_t kinds, const char *metadata,
+                               void *staging, size_t staging_bytes, taste_error *error) {
     size_t bytes = taste_safetensors_header(model, kinds, metadata, staging_bytes, staging);
     if (bytes <= staging_bytes) return io_append(writer, staging, bytes, error);
     io_discard(writer);
-    return taste_fail(error, TASTE_STATUS_INTERNAL, "a header of %zu bytes is larger than the buffer of %zu. Report this.", bytes,
-                      staging_bytes);
+    return taste_fail(error, TASTE_STATUS_INTERNAL,
+                      "a header of %zu bytes is larger than the buffer of %zu. Report this.", bytes, staging_bytes);
 }
 
 taste_status weights_save(const char *path, const taste_model *model, const taste_parameters *parameters, uint64_t step,
@@ -165,7 +168,8 @@ taste_status weights_save(const char *path, const taste_model *model, const tast
     return status == TASTE_STATUS_OK ? io_commit(&writer, error) : status;
 }
 
-taste_status weights_save_gradients(const char *path, const taste_model *model, taste_session *session, taste_error *error) {
+taste_status weights_save_gradients(const char *path, const taste_model *model, taste_session *session,
+                                    taste_error *error) {
     const uint32_t kinds = 1u << TASTE_KIND_PARAMETER;
     taste_model_facts model_facts;
     io_writer writer;
@@ -178,7 +182,9 @@ taste_status weights_save_gradients(const char *path, const taste_model *model, 
     }
     /* A tool for looking into a step, not for training: it takes memory of its own. */
     float *values = mmap(NULL, largest, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (values == MAP_FAILED) return taste_fail(error, TASTE_STATUS_DOES_NOT_FIT, "no memory for gradients (%s). Free some.", strerror(errno));
+    if (values == MAP_FAILED)
+        return taste_fail(error, TASTE_STATUS_DOES_NOT_FIT, "no memory for gradients (%s). Free some.",
+                          strerror(errno));
     taste_status status = io_create(&writer, path, error);
     if (status == TASTE_STATUS_OK) status = put_header(&writer, model, kinds, NULL, values, largest, error);
     for (uint32_t i = 0; i < model_facts.tensor_count && status == TASTE_STATUS_OK; i++) {

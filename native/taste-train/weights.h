@@ -29,6 +29,7 @@ taste_status weights_save(const char *path, const taste_model *model, const tast
                           void *staging, size_t staging_bytes, taste_error *error);
 
 /* Writes every parameter's gradient under the parameter's name. */
-taste_status weights_save_gradients(const char *path, const taste_model *model, taste_session *session, taste_error *error);
+taste_status weights_save_gradients(const char *path, const taste_model *model, taste_session *session,
+                                    taste_error *error);
 
 #endif

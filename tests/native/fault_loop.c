@@ -63,7 +63,8 @@ static const io_operations operations = {faulty_open, faulty_write, faulty_fsync
 static int count_files(const char *folder) {
     int count = 0;
     DIR *entries = opendir(folder);
-    for (struct dirent *entry = readdir(entries); entry != NULL; entry = readdir(entries)) count += entry->d_name[0] != '.';
+    for (struct dirent *entry = readdir(entries); entry != NULL; entry = readdir(entries))
+        count += entry->d_name[0] != '.';
     closedir(entries);
     return count;
 }

@@ -29,7 +29,8 @@ static int refuse(const char *what) {
 static int unpack(const taste_ffi_any *arguments, int32_t given, int count, int batched, operands *out) {
     if (given != count) return refuse("another number of arguments");
     for (int i = 0; i < count; i++) {
-        if (arguments[i].type_index != TASTE_FFI_DL_TENSOR || tensor(arguments, i)->data == NULL) return refuse("a tensor");
+        if (arguments[i].type_index != TASTE_FFI_DL_TENSOR || tensor(arguments, i)->data == NULL)
+            return refuse("a tensor");
         if ((uintptr_t)tensor(arguments, i)->data % 64 != 0) return refuse("aligned data");
         out->at[i] = tensor(arguments, i)->data;
     }

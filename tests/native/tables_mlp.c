@@ -11,41 +11,88 @@
 #endif
 
 #define ROUND(bytes) (((bytes) + 63) / 64 * 64)
-#define FLOATS(count) ROUND((count)*4)
+#define FLOATS(count) ROUND((count) * 4)
 
 enum {
-    W1, B1, W2, B2, MEAN, CONSTANT, LOSS_SCALE, DROPOUT,
-    DW1, DB1, DW2, DB2,
-    X, Y, H, S, LOGITS, LOSS, DLOGITS, DS, DH, DX, SUMS,
-    EVAL_X, EVAL_H, EVAL_S, EVAL_LOGITS,
+    W1,
+    B1,
+    W2,
+    B2,
+    MEAN,
+    CONSTANT,
+    LOSS_SCALE,
+    DROPOUT,
+    DW1,
+    DB1,
+    DW2,
+    DB2,
+    X,
+    Y,
+    H,
+    S,
+    LOGITS,
+    LOSS,
+    DLOGITS,
+    DS,
+    DH,
+    DX,
+    SUMS,
+    EVAL_X,
+    EVAL_H,
+    EVAL_S,
+    EVAL_LOGITS,
     TENSORS
 };
 
 enum {
-    W1_BYTES = FLOATS(INPUTS * STORED), B1_BYTES = FLOATS(STORED), W2_BYTES = FLOATS(CLASSES * STORED), B2_BYTES = FLOATS(CLASSES),
-    HIDDEN_BYTES = W1_BYTES + B1_BYTES, HEAD_BYTES = W2_BYTES + B2_BYTES,
-    X_BYTES = FLOATS(INPUTS), H_BYTES = FLOATS(STORED), ROW_BYTES = 64,
-    X_AT = 0, Y_AT = X_AT + X_BYTES, H_AT = Y_AT + ROW_BYTES, S_AT = H_AT + H_BYTES, LOGITS_AT = S_AT + H_BYTES,
-    LOSS_AT = LOGITS_AT + ROW_BYTES, DLOGITS_AT = LOSS_AT + ROW_BYTES, DS_AT = DLOGITS_AT + ROW_BYTES, DH_AT = DS_AT + H_BYTES,
-    DX_AT = DH_AT + H_BYTES, TRAIN_BYTES = DX_AT + X_BYTES,
-    EVAL_H_AT = X_BYTES, EVAL_S_AT = EVAL_H_AT + H_BYTES, EVAL_LOGITS_AT = EVAL_S_AT + H_BYTES, EVAL_BYTES = EVAL_LOGITS_AT + ROW_BYTES
+    W1_BYTES = FLOATS(INPUTS * STORED),
+    B1_BYTES = FLOATS(STORED),
+    W2_BYTES = FLOATS(CLASSES * STORED),
+    B2_BYTES = FLOATS(CLASSES),
+    HIDDEN_BYTES = W1_BYTES + B1_BYTES,
+    HEAD_BYTES = W2_BYTES + B2_BYTES,
+    X_BYTES = FLOATS(INPUTS),
+    H_BYTES = FLOATS(STORED),
+    ROW_BYTES = 64,
+    X_AT = 0,
+    Y_AT = X_AT + X_BYTES,
+    H_AT = Y_AT + ROW_BYTES,
+    S_AT = H_AT + H_BYTES,
+    LOGITS_AT = S_AT + H_BYTES,
+    LOSS_AT = LOGITS_AT + ROW_BYTES,
+    DLOGITS_AT = LOSS_AT + ROW_BYTES,
+    DS_AT = DLOGITS_AT + ROW_BYTES,
+    DH_AT = DS_AT + H_BYTES,
+    DX_AT = DH_AT + H_BYTES,
+    TRAIN_BYTES = DX_AT + X_BYTES,
+    EVAL_H_AT = X_BYTES,
+    EVAL_S_AT = EVAL_H_AT + H_BYTES,
+    EVAL_LOGITS_AT = EVAL_S_AT + H_BYTES,
+    EVAL_BYTES = EVAL_LOGITS_AT + ROW_BYTES
 };
 
-#define W1_LAYOUT .dims = 3, .axes = 2, .shape = {BLOCKS, INPUTS, LANES}, .size_bytes = W1_BYTES, \
+#define W1_LAYOUT \
+    .dims = 3, .axes = 2, .shape = {BLOCKS, INPUTS, LANES}, .size_bytes = W1_BYTES, \
     .axis = {{HIDDEN, LANES, INPUTS * LANES, 1}, {INPUTS, 1, LANES, 0}}
-#define B1_LAYOUT .dims = 2, .axes = 1, .shape = {BLOCKS, LANES}, .size_bytes = B1_BYTES, .axis = {{HIDDEN, LANES, LANES, 1}}
-#define W2_LAYOUT .dims = 2, .axes = 2, .shape = {CLASSES, STORED}, .size_bytes = W2_BYTES, \
+#define B1_LAYOUT \
+    .dims = 2, .axes = 1, .shape = {BLOCKS, LANES}, .size_bytes = B1_BYTES, .axis = {{HIDDEN, LANES, LANES, 1}}
+#define W2_LAYOUT \
+    .dims = 2, .axes = 2, .shape = {CLASSES, STORED}, .size_bytes = W2_BYTES, \
     .axis = {{CLASSES, 1, STORED, 0}, {HIDDEN, LANES, LANES, 1}}
 #define B2_LAYOUT .dims = 1, .axes = 1, .shape = {CLASSES}, .size_bytes = B2_BYTES, .axis = {{CLASSES, 1, 1, 0}}
-#define X_LAYOUT .dims = 4, .axes = 4, .shape = {-1, 2, 4, 5}, .size_bytes = X_BYTES, \
+#define X_LAYOUT \
+    .dims = 4, .axes = 4, .shape = {-1, 2, 4, 5}, .size_bytes = X_BYTES, \
     .axis = {{-1, 1, 40, 0}, {2, 1, 20, 0}, {4, 1, 5, 0}, {5, 1, 1, 0}}
-#define H_LAYOUT .dims = 3, .axes = 2, .shape = {-1, BLOCKS, LANES}, .size_bytes = H_BYTES, \
+#define H_LAYOUT \
+    .dims = 3, .axes = 2, .shape = {-1, BLOCKS, LANES}, .size_bytes = H_BYTES, \
     .axis = {{-1, 1, STORED, 0}, {HIDDEN, LANES, LANES, 1}}
-#define LOGITS_LAYOUT .dims = 2, .axes = 2, .shape = {-1, CLASSES}, .size_bytes = ROW_BYTES, \
+#define LOGITS_LAYOUT \
+    .dims = 2, .axes = 2, .shape = {-1, CLASSES}, .size_bytes = ROW_BYTES, \
     .axis = {{-1, 1, CLASSES, 0}, {CLASSES, 1, 1, 0}}
 #define ROW_LAYOUT .dims = 1, .axes = 1, .shape = {-1}, .size_bytes = ROW_BYTES, .axis = {{-1, 1, 1, 0}}
 #define SCALAR_LAYOUT(count) .dims = 1, .axes = 1, .shape = {count}, .size_bytes = 64, .axis = {{count, 1, 1, 0}}
-#define STORED_IN(where, at, in_segment) .region = where, .program = TASTE_SHARED_PROGRAM, .offset_bytes = at, .segment = in_segment
+#define STORED_IN(where, at, in_segment) \
+    .region = where, .program = TASTE_SHARED_PROGRAM, .offset_bytes = at, .segment = in_segment
 #define ARENA(of, at) .region = TASTE_REGION_BATCHED, .program = of, .offset_bytes = at
 #define UNIFORM(scale) .init_kind = TASTE_INIT_UNIFORM, .init_scale = scale
 #define SET(value) .init_kind = TASTE_INIT_CONSTANT, .init_scale = value
@@ -58,7 +105,10 @@ static const taste_tensor tensors[TENSORS] = {
     [MEAN] = {.name = "scale.mean", B1_LAYOUT, STORED_IN(TASTE_REGION_STATES, 0, 1), SET(0)},
     [CONSTANT] = {.name = "scale.constant", B1_LAYOUT, STORED_IN(TASTE_REGION_CONSTANTS, 0, 1), SET(1.25f)},
     [LOSS_SCALE] = {.name = "loss_scale", SCALAR_LAYOUT(1), STORED_IN(TASTE_REGION_SCALARS, 0, 0)},
-    [DROPOUT] = {.name = "dropout_counter", SCALAR_LAYOUT(4), STORED_IN(TASTE_REGION_SCALARS, 64, 0), .dtype = TASTE_DTYPE_UINT32},
+    [DROPOUT] = {.name = "dropout_counter",
+                 SCALAR_LAYOUT(4),
+                 STORED_IN(TASTE_REGION_SCALARS, 64, 0),
+                 .dtype = TASTE_DTYPE_UINT32},
     [DW1] = {.name = "hidden.weight.gradient", W1_LAYOUT, STORED_IN(TASTE_REGION_GRADIENTS, 0, 0)},
     [DB1] = {.name = "hidden.bias.gradient", B1_LAYOUT, STORED_IN(TASTE_REGION_GRADIENTS, W1_BYTES, 0)},
     [DW2] = {.name = "head.weight.gradient", W2_LAYOUT, STORED_IN(TASTE_REGION_GRADIENTS, HIDDEN_BYTES, 2)},
@@ -81,7 +131,8 @@ static const taste_tensor tensors[TENSORS] = {
 };
 
 #define CALL(function, in_phase, in_block, ...) \
-    {function, #function, (const uint16_t[]){__VA_ARGS__}, sizeof((uint16_t[]){__VA_ARGS__}) / 2, in_phase, in_block, 0, 0}
+    {function, #function, (const uint16_t[]){__VA_ARGS__}, sizeof((uint16_t[]){__VA_ARGS__}) / 2, in_phase, in_block, \
+     0,        0}
 
 static const taste_call train_calls[] = {
     CALL(mlp_hidden, TASTE_PHASE_FORWARD, 0, X, W1, B1, H),
@@ -115,12 +166,32 @@ static const taste_block_calls eval_blocks[] = {
 };
 
 static const taste_program programs[] = {
-    {.name = "train", .calls = train_calls, .call_count = 10, .loss_first = 4, .loss_end = 5, .blocks = train_blocks,
-     .fixed_bytes = B1_BYTES, .per_sample_bytes = TRAIN_BYTES, .input = X, .target = Y, .output = LOGITS, .loss = LOSS,
-     .read_segments = 7, .updated_segments = 5},
-    {.name = "eval", .calls = eval_calls, .call_count = 3, .blocks = eval_blocks, .fixed_bytes = 0,
-     .per_sample_bytes = EVAL_BYTES, .input = EVAL_X, .target = TASTE_NO_TENSOR, .output = EVAL_LOGITS,
-     .loss = TASTE_NO_TENSOR, .read_segments = 7, .updated_segments = 0},
+    {.name = "train",
+     .calls = train_calls,
+     .call_count = 10,
+     .loss_first = 4,
+     .loss_end = 5,
+     .blocks = train_blocks,
+     .fixed_bytes = B1_BYTES,
+     .per_sample_bytes = TRAIN_BYTES,
+     .input = X,
+     .target = Y,
+     .output = LOGITS,
+     .loss = LOSS,
+     .read_segments = 7,
+     .updated_segments = 5},
+    {.name = "eval",
+     .calls = eval_calls,
+     .call_count = 3,
+     .blocks = eval_blocks,
+     .fixed_bytes = 0,
+     .per_sample_bytes = EVAL_BYTES,
+     .input = EVAL_X,
+     .target = TASTE_NO_TENSOR,
+     .output = EVAL_LOGITS,
+     .loss = TASTE_NO_TENSOR,
+     .read_segments = 7,
+     .updated_segments = 0},
 };
 
 static const taste_segment segments[] = {

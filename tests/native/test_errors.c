@@ -29,13 +29,15 @@ static void check_openings(void) {
     const char *text = error.text;
     size_t bytes;
     changed.minimum_batch = 2;
-    REFUSED(taste_session_bytes(&changed, &use, 1, &options, &bytes, &error), TASTE_STATUS_USAGE, "batch size 1 is too small");
+    REFUSED(taste_session_bytes(&changed, &use, 1, &options, &bytes, &error), TASTE_STATUS_USAGE,
+            "batch size 1 is too small");
     use.program = 1; /* eval may see a single row */
     CHECK(taste_session_bytes(&changed, &use, 1, &options, &bytes, &error) == TASTE_STATUS_OK);
     use.program = 9;
     REFUSED(taste_session_bytes(&changed, &use, 1, &options, &bytes, &error), TASTE_STATUS_USAGE, "program 9 of 2");
     use = (taste_use){0, 0};
-    REFUSED(taste_session_bytes(&taste_model_table, &use, 1, &options, &bytes, &error), TASTE_STATUS_USAGE, "batch size 0");
+    REFUSED(taste_session_bytes(&taste_model_table, &use, 1, &options, &bytes, &error), TASTE_STATUS_USAGE,
+            "batch size 0");
     changed.table_version = 99;
     REFUSED(taste_session_bytes(&changed, &use, 1, &options, &bytes, &error), TASTE_STATUS_INCOMPATIBLE, "version 99");
     changed = taste_model_table;
@@ -45,12 +47,16 @@ static void check_openings(void) {
     unsigned char *block = new_block(256);
     taste_parameters *parameters;
     taste_session *session;
-    REFUSED(taste_parameters_init(&taste_model_table, block + 8, 1 << 30, &parameters, &error), TASTE_STATUS_USAGE, "not aligned");
-    REFUSED(taste_parameters_init(&taste_model_table, block, 256, &parameters, &error), TASTE_STATUS_DOES_NOT_FIT, "needs");
+    REFUSED(taste_parameters_init(&taste_model_table, block + 8, 1 << 30, &parameters, &error), TASTE_STATUS_USAGE,
+            "not aligned");
+    REFUSED(taste_parameters_init(&taste_model_table, block, 256, &parameters, &error), TASTE_STATUS_DOES_NOT_FIT,
+            "needs");
     use = (taste_use){0, 3};
-    REFUSED(taste_session_init(&taste_model_table, &use, 1, &options, NULL, block, 256, &session, &error), TASTE_STATUS_USAGE, "pool");
-    REFUSED(taste_session_init(&taste_model_table, &use, 1, &options, (taste_pool *)block, block, 256, &session, &error),
-            TASTE_STATUS_DOES_NOT_FIT, "a session needs");
+    REFUSED(taste_session_init(&taste_model_table, &use, 1, &options, NULL, block, 256, &session, &error),
+            TASTE_STATUS_USAGE, "pool");
+    REFUSED(
+        taste_session_init(&taste_model_table, &use, 1, &options, (taste_pool *)block, block, 256, &session, &error),
+        TASTE_STATUS_DOES_NOT_FIT, "a session needs");
     uint32_t program;
     CHECK(taste_model_find_program(&taste_model_table, "dance", &program) == TASTE_STATUS_USAGE);
     free(block);
@@ -61,22 +67,31 @@ static void check_runs(opened *o) {
     taste_step step;
     float value = 0;
     int32_t wrong[ROWS] = {0, 1, 2, CLASSES, 0, 0};
-    REFUSED(taste_session_step(o->session, o->parameters, 0, ROWS + 1, x, y, &hyper, &step), TASTE_STATUS_DOES_NOT_FIT, "batch size 7");
-    REFUSED(taste_session_step(o->session, o->parameters, 0, 0, x, y, &hyper, &step), TASTE_STATUS_USAGE, "batch size 0");
-    REFUSED(taste_session_step(o->session, o->parameters, 1, ROWS, x, y, &hyper, &step), TASTE_STATUS_USAGE, "eval has no loss");
+    REFUSED(taste_session_step(o->session, o->parameters, 0, ROWS + 1, x, y, &hyper, &step), TASTE_STATUS_DOES_NOT_FIT,
+            "batch size 7");
+    REFUSED(taste_session_step(o->session, o->parameters, 0, 0, x, y, &hyper, &step), TASTE_STATUS_USAGE,
+            "batch size 0");
+    REFUSED(taste_session_step(o->session, o->parameters, 1, ROWS, x, y, &hyper, &step), TASTE_STATUS_USAGE,
+            "eval has no loss");
     REFUSED(taste_session_step(o->session, o->parameters, 5, ROWS, x, y, &hyper, &step), TASTE_STATUS_USAGE, "no loss");
-    REFUSED(taste_session_step(o->session, o->parameters, 0, ROWS, x, wrong, &hyper, &step), TASTE_STATUS_USAGE, "row 3 has label 5");
-    REFUSED(taste_session_gradients(o->session, o->parameters, 0, 4, 3, x, y, &step), TASTE_STATUS_USAGE, "effective batch 3");
+    REFUSED(taste_session_step(o->session, o->parameters, 0, ROWS, x, wrong, &hyper, &step), TASTE_STATUS_USAGE,
+            "row 3 has label 5");
+    REFUSED(taste_session_gradients(o->session, o->parameters, 0, 4, 3, x, y, &step), TASTE_STATUS_USAGE,
+            "effective batch 3");
     REFUSED(taste_session_run(o->session, o->parameters, 0, TASTE_RUN_ALL, 2, 4, ROWS), TASTE_STATUS_USAGE, "3 blocks");
     REFUSED(taste_session_run(o->session, o->parameters, 0, 8, 0, 3, ROWS), TASTE_STATUS_USAGE, "phases 8");
     REFUSED(taste_tensor_read(o->session, 0, ROWS, "nothing", 1, &value), TASTE_STATUS_USAGE, "no tensor 'nothing'");
-    REFUSED(taste_tensor_write(o->session, 0, ROWS, "hidden", &value, 1), TASTE_STATUS_USAGE, "'hidden' has 6012 elements");
-    REFUSED(taste_gradient_read(o->session, "scale.mean", HIDDEN, &value), TASTE_STATUS_USAGE, "no parameter 'scale.mean'");
+    REFUSED(taste_tensor_write(o->session, 0, ROWS, "hidden", &value, 1), TASTE_STATUS_USAGE,
+            "'hidden' has 6012 elements");
+    REFUSED(taste_gradient_read(o->session, "scale.mean", HIDDEN, &value), TASTE_STATUS_USAGE,
+            "no parameter 'scale.mean'");
     REFUSED(taste_gradient_read(o->session, "head.bias", 4, &value), TASTE_STATUS_USAGE, "has 5 elements, not 4");
     const taste_hyper bad = {.learning_rate = NAN};
-    REFUSED(taste_session_step(o->session, o->parameters, 0, ROWS, x, y, &bad, &step), TASTE_STATUS_USAGE, "do not go together");
+    REFUSED(taste_session_step(o->session, o->parameters, 0, ROWS, x, y, &bad, &step), TASTE_STATUS_USAGE,
+            "do not go together");
     const taste_hyper alone = {.learning_rate = 0.1f, .nesterov = 1};
-    REFUSED(taste_session_step(o->session, o->parameters, 0, ROWS, x, y, &alone, &step), TASTE_STATUS_USAGE, "do not go together");
+    REFUSED(taste_session_step(o->session, o->parameters, 0, ROWS, x, y, &alone, &step), TASTE_STATUS_USAGE,
+            "do not go together");
     REFUSED(taste_session_update(o->session, o->parameters, 1, &hyper, &step), TASTE_STATUS_USAGE, "trains nothing");
     taste_error error;
     text = error.text;
@@ -94,14 +109,16 @@ static void check_non_finite(void) {
     taste_step step;
     memcpy(bad_x, x, sizeof bad_x);
     bad_x[7] = INFINITY;
-    REFUSED(taste_session_step(o.session, o.parameters, 0, ROWS, bad_x, y, &hyper, &step), TASTE_STATUS_NON_FINITE, "in 'x'");
+    REFUSED(taste_session_step(o.session, o.parameters, 0, ROWS, bad_x, y, &hyper, &step), TASTE_STATUS_NON_FINITE,
+            "in 'x'");
     CHECK(taste_parameters_read(o.parameters, "hidden.weight", HIDDEN * INPUTS, values, NULL) == TASTE_STATUS_OK);
     values[11] = NAN;
     CHECK(taste_parameters_write(o.parameters, "hidden.weight", values, HIDDEN * INPUTS, NULL) == TASTE_STATUS_OK);
     /* ReLU lets a NaN of the kernels' comparison fall to 0, so put it where it passes. */
     float bias[CLASSES] = {0, NAN, 0, 0, 0};
     CHECK(taste_parameters_write(o.parameters, "head.bias", bias, CLASSES, NULL) == TASTE_STATUS_OK);
-    REFUSED(taste_session_step(o.session, o.parameters, 0, ROWS, x, y, &hyper, &step), TASTE_STATUS_NON_FINITE, "in 'hidden.weight'");
+    REFUSED(taste_session_step(o.session, o.parameters, 0, ROWS, x, y, &hyper, &step), TASTE_STATUS_NON_FINITE,
+            "in 'hidden.weight'");
     CHECK(taste_parameters_seed(o.parameters, 7, NULL) == TASTE_STATUS_OK);
     /* A gradient: run backward from a boundary gradient that holds one. */
     static float gradient[ROWS * CLASSES];
@@ -113,7 +130,8 @@ static void check_non_finite(void) {
     CHECK(taste_tensor_write(o.session, 0, ROWS, "logits.gradient", gradient, ROWS * CLASSES) == TASTE_STATUS_OK);
     CHECK(taste_session_run(o.session, o.parameters, 0, TASTE_RUN_BACKWARD, 0, 3, ROWS) == TASTE_STATUS_OK);
     CHECK(taste_parameters_read(o.parameters, "hidden.weight", HIDDEN * INPUTS, values, NULL) == TASTE_STATUS_OK);
-    REFUSED(taste_session_update(o.session, o.parameters, 0, &clipped, &step), TASTE_STATUS_NON_FINITE, "gradient of 'hidden.weight'");
+    REFUSED(taste_session_update(o.session, o.parameters, 0, &clipped, &step), TASTE_STATUS_NON_FINITE,
+            "gradient of 'hidden.weight'");
     CHECK(taste_parameters_read(o.parameters, "hidden.weight", HIDDEN * INPUTS, after, NULL) == TASTE_STATUS_OK);
     CHECK(memcmp(values, after, sizeof values) == 0);
     REFUSED(taste_session_update(o.session, o.parameters, 0, &hyper, &step), TASTE_STATUS_NON_FINITE, "gradient of");
@@ -138,7 +156,8 @@ static void check_eval_only(void) {
     CHECK(taste_parameters_init(&other, strange, parameters_bytes, &strangers, &error) == TASTE_STATUS_OK);
     const char *text = taste_session_error(session);
     REFUSED(taste_gradient_read(session, "head.bias", CLASSES, value), TASTE_STATUS_USAGE, "no gradient of");
-    REFUSED(taste_session_step(session, o.parameters, 0, ROWS, x, y, &hyper, &step), TASTE_STATUS_USAGE, "was not opened");
+    REFUSED(taste_session_step(session, o.parameters, 0, ROWS, x, y, &hyper, &step), TASTE_STATUS_USAGE,
+            "was not opened");
     REFUSED(taste_session_infer(session, strangers, 1, ROWS, x, &step), TASTE_STATUS_INCOMPATIBLE, "another model");
     CHECK(taste_session_infer(session, o.parameters, 1, ROWS, x, &step) == TASTE_STATUS_OK);
     close_model(&o);
@@ -183,7 +202,8 @@ void test_sessions_side_by_side(void) {
         if (shared) {
             CHECK(taste_session_bytes(b.model, &use, 1, &options, &bytes, NULL) == TASTE_STATUS_OK);
             block = new_block(bytes);
-            CHECK(taste_session_init(b.model, &use, 1, &options, a.pool, block, bytes, &b.session, NULL) == TASTE_STATUS_OK);
+            CHECK(taste_session_init(b.model, &use, 1, &options, a.pool, block, bytes, &b.session, NULL) ==
+                  TASTE_STATUS_OK);
         }
         side sides[2] = {{&a, 0}, {&b, 0}};
         pthread_t threads[2];

@@ -25,8 +25,10 @@ static void unravel(const taste_tensor *t, uint32_t batch, uint64_t i, int64_t *
 }
 
 static void check_tensor(const taste_tensor *t, uint32_t batch) {
-    uint64_t bytes = t->size_bytes * (t->region == TASTE_REGION_BATCHED ? batch : 1), count = taste_layout_count(t, batch);
-    uint32_t *stored = new_block(bytes), *expected = calloc(bytes / 4, 4), *values = malloc(count * 4), *back = malloc(count * 4);
+    uint64_t bytes = t->size_bytes * (t->region == TASTE_REGION_BATCHED ? batch : 1),
+             count = taste_layout_count(t, batch);
+    uint32_t *stored = new_block(bytes), *expected = calloc(bytes / 4, 4), *values = malloc(count * 4),
+             *back = malloc(count * 4);
     for (uint64_t i = 0; i < count; i++) {
         int64_t index[TASTE_MAX_DIMS];
         values[i] = (uint32_t)i + 1;
@@ -56,19 +58,29 @@ static void check_tensor(const taste_tensor *t, uint32_t batch) {
 }
 
 void test_layout(void) {
-    const taste_tensor plain = {.axes = 3, .region = TASTE_REGION_BATCHED, .size_bytes = 64,
+    const taste_tensor plain = {.axes = 3,
+                                .region = TASTE_REGION_BATCHED,
+                                .size_bytes = 64,
                                 .axis = {{-1, 1, 15, 0}, {3, 1, 5, 0}, {5, 1, 1, 0}}};
     /* [N, 5, 3, 2] as blocks of 4 channels with a border of one row above, two columns to the right. */
-    const taste_tensor blocked = {.axes = 4, .region = TASTE_REGION_BATCHED, .size_bytes = 2 * 4 * 4 * 4 * 4, .base_elements = 16,
+    const taste_tensor blocked = {.axes = 4,
+                                  .region = TASTE_REGION_BATCHED,
+                                  .size_bytes = 2 * 4 * 4 * 4 * 4,
+                                  .base_elements = 16,
                                   .axis = {{-1, 1, 128, 0}, {5, 4, 64, 1}, {3, 1, 16, 0}, {2, 1, 4, 0}}};
     /* OIHW [6, 5, 3, 3] as [2, 2, 3, 3, 4, 4]. */
-    const taste_tensor weight = {.axes = 4, .region = TASTE_REGION_PARAMETERS, .size_bytes = 2 * 2 * 9 * 16 * 4,
+    const taste_tensor weight = {.axes = 4,
+                                 .region = TASTE_REGION_PARAMETERS,
+                                 .size_bytes = 2 * 2 * 9 * 16 * 4,
                                  .axis = {{6, 4, 288, 1}, {5, 4, 144, 4}, {3, 1, 48, 0}, {3, 1, 16, 0}}};
-    const taste_tensor vector = {.axes = 3, .region = TASTE_REGION_PARAMETERS, .size_bytes = 64,
+    const taste_tensor vector = {.axes = 3,
+                                 .region = TASTE_REGION_PARAMETERS,
+                                 .size_bytes = 64,
                                  .axis = {{6, 4, 4, 1}, {1, 1, 1, 0}, {1, 1, 1, 0}}};
     const taste_tensor scalar = {.axes = 0, .region = TASTE_REGION_PARAMETERS, .size_bytes = 64};
     /* Blocked, but stored as it is seen. */
-    const taste_tensor straight = {.axes = 1, .region = TASTE_REGION_PARAMETERS, .size_bytes = 64, .axis = {{16, 8, 8, 1}}};
+    const taste_tensor straight = {
+        .axes = 1, .region = TASTE_REGION_PARAMETERS, .size_bytes = 64, .axis = {{16, 8, 8, 1}}};
     const taste_tensor *const all[] = {&plain, &blocked, &weight, &vector, &scalar, &straight};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         for (uint32_t batch = 1; batch <= 4; batch++) check_tensor(all[i], batch);

@@ -10,7 +10,7 @@
 int check_failures;
 
 const char *const parameter_names[4] = {"hidden.weight", "hidden.bias", "head.weight", "head.bias"};
-const size_t parameter_counts[4] = {HIDDEN * INPUTS, HIDDEN, CLASSES *HIDDEN, CLASSES};
+const size_t parameter_counts[4] = {HIDDEN * INPUTS, HIDDEN, CLASSES * HIDDEN, CLASSES};
 
 void *new_block(size_t bytes) {
     void *block = NULL;
@@ -38,7 +38,8 @@ opened open_model(uint32_t threads, uint32_t batch_size, int accumulate) {
     CHECK(taste_parameters_init(o.model, o.blocks[0], parameters_bytes, &o.parameters, &error) == TASTE_STATUS_OK);
     CHECK(taste_parameters_seed(o.parameters, 7, NULL) == TASTE_STATUS_OK);
     CHECK(taste_pool_start(threads, NULL, o.blocks[1], pool_bytes, &o.pool, &error) == TASTE_STATUS_OK);
-    CHECK(taste_session_init(o.model, uses, 2, &options, o.pool, o.blocks[2], bytes, &o.session, &error) == TASTE_STATUS_OK);
+    CHECK(taste_session_init(o.model, uses, 2, &options, o.pool, o.blocks[2], bytes, &o.session, &error) ==
+          TASTE_STATUS_OK);
     if (error.text[0] != 0) printf("%s\n", error.text);
     return o;
 }

@@ -13,7 +13,8 @@ static taste_status open_header(const char *header, size_t header_bytes, uint64_
     uint64_t needed = 0;
     for (int i = 0; i < 8; i++) file[i] = (unsigned char)((uint64_t)header_bytes >> (8 * i));
     memcpy(file + 8, header, header_bytes);
-    taste_status status = taste_safetensors_open(file, header_bytes + 8, header_bytes + 8 + data_bytes, &parsed, &needed, error);
+    taste_status status =
+        taste_safetensors_open(file, header_bytes + 8, header_bytes + 8 + data_bytes, &parsed, &needed, error);
     if (status == TASTE_STATUS_OK) {
         taste_safetensors_entry entry;
         uint32_t count = 0;
@@ -38,7 +39,8 @@ static void accept(const char *header, uint64_t data_bytes) {
     if (status != TASTE_STATUS_OK) printf("  refused: %s: %s\n", header, error.text);
 }
 
-#define TENSOR(name, shape, from, to) "\"" name "\":{\"dtype\":\"F32\",\"shape\":[" shape "],\"data_offsets\":[" from "," to "]}"
+#define TENSOR(name, shape, from, to) \
+    "\"" name "\":{\"dtype\":\"F32\",\"shape\":[" shape "],\"data_offsets\":[" from "," to "]}"
 
 static void check_grammar(void) {
     accept("{}", 0);
@@ -91,7 +93,8 @@ static void check_lengths(void) {
     CHECK(taste_safetensors_open(prefix, 8, 8, &parsed, &needed, &error) == TASTE_STATUS_CORRUPT);
     CHECK(taste_safetensors_open(prefix, 4, 100, &parsed, &needed, &error) == TASTE_STATUS_DOES_NOT_FIT && needed == 8);
     prefix[0] = 50;
-    CHECK(taste_safetensors_open(prefix, 8, 100, &parsed, &needed, &error) == TASTE_STATUS_DOES_NOT_FIT && needed == 58);
+    CHECK(taste_safetensors_open(prefix, 8, 100, &parsed, &needed, &error) == TASTE_STATUS_DOES_NOT_FIT &&
+          needed == 58);
     CHECK(taste_safetensors_open(prefix, 8, 57, &parsed, &needed, &error) == TASTE_STATUS_CORRUPT);
     memset(prefix, 0xff, sizeof prefix);
     CHECK(taste_safetensors_open(prefix, 8, UINT64_MAX, &parsed, &needed, &error) == TASTE_STATUS_CORRUPT);
@@ -135,5 +138,6 @@ void test_safetensors(void) {
     check_grammar();
     check_lengths();
     check_damage();
-    CHECK(strstr(taste_header_text(), "/* cffi: begin */") != NULL && strstr(taste_header_text(), "/* cffi: end */") != NULL);
+    CHECK(strstr(taste_header_text(), "/* cffi: begin */") != NULL &&
+          strstr(taste_header_text(), "/* cffi: end */") != NULL);
 }

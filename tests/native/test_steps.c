@@ -21,7 +21,8 @@ static void read_reference(const opened *o, reference *r) {
     double *const at[] = {&r->w1[0][0], r->b1, &r->w2[0][0], r->b2};
     for (int p = 0; p < 4; p++) {
         float *values = malloc(parameter_counts[p] * sizeof *values);
-        CHECK(taste_parameters_read(o->parameters, parameter_names[p], parameter_counts[p], values, NULL) == TASTE_STATUS_OK);
+        CHECK(taste_parameters_read(o->parameters, parameter_names[p], parameter_counts[p], values, NULL) ==
+              TASTE_STATUS_OK);
         for (size_t i = 0; i < parameter_counts[p]; i++) at[p][i] = values[i];
         free(values);
     }
@@ -129,7 +130,8 @@ static void check_against_reference(const taste_hyper *hyper, uint32_t rows) {
 static void run_steps(uint32_t threads, unsigned char *out_bits, size_t bytes) {
     static float x[ROWS * INPUTS];
     static int32_t y[ROWS];
-    const taste_hyper hyper = {.learning_rate = 0.05f, .momentum = 0.9f, .weight_decay = 1e-3f, .gradient_clip = 0.5f, .nesterov = 1};
+    const taste_hyper hyper = {
+        .learning_rate = 0.05f, .momentum = 0.9f, .weight_decay = 1e-3f, .gradient_clip = 0.5f, .nesterov = 1};
     opened o = open_model(threads, ROWS, 0);
     taste_step step;
     make_rows(ROWS, x, y);
@@ -167,8 +169,8 @@ static void check_accumulation(void) {
     for (int round = 0; round < 2; round++) { /* twice: an update must start the sum anew */
         uint32_t first = 0;
         for (int i = 0; i < 3; first += parts[i++]) {
-            CHECK(taste_session_gradients(micro.session, micro.parameters, 0, parts[i], ROWS, x + first * INPUTS, y + first, &step) ==
-                  TASTE_STATUS_OK);
+            CHECK(taste_session_gradients(micro.session, micro.parameters, 0, parts[i], ROWS, x + first * INPUTS,
+                                          y + first, &step) == TASTE_STATUS_OK);
         }
         CHECK(taste_gradient_read(micro.session, "head.weight", CLASSES * HIDDEN, sum) == TASTE_STATUS_OK);
         double difference = 0, norm = 0;
@@ -214,7 +216,8 @@ static void check_predict(void) {
 void test_steps(void) {
     const taste_hyper plain = {.learning_rate = 0.1f};
     const taste_hyper momentum = {.learning_rate = 0.05f, .momentum = 0.9f, .weight_decay = 5e-3f};
-    const taste_hyper nesterov = {.learning_rate = 0.05f, .momentum = 0.8f, .weight_decay = 5e-3f, .gradient_clip = 0.3f, .nesterov = 1};
+    const taste_hyper nesterov = {
+        .learning_rate = 0.05f, .momentum = 0.8f, .weight_decay = 5e-3f, .gradient_clip = 0.3f, .nesterov = 1};
     check_against_reference(&plain, ROWS);
     check_against_reference(&momentum, 3);
     check_against_reference(&nesterov, ROWS);

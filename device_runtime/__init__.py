@@ -13,7 +13,7 @@ Needs Python 3.9, numpy 1.24 and cffi 1.15 or newer, nothing else: no network, n
 """
 
 from device_runtime.errors import DeviceError
-from device_runtime.library import Block, Library, Tensor, load_library
+from device_runtime.library import Block, Library, Program, Tensor, load_library
 from device_runtime.trainer import BACKWARD, FORWARD, LOSS, Step, Trainer
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Block",
     "DeviceError",
     "Library",
+    "Program",
     "Step",
     "Tensor",
     "Trainer",

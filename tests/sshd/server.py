@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import shutil
 import socket
 import subprocess
 import time
@@ -83,7 +84,9 @@ def run_sshd(folder: Path, settings: Mapping[str, str] | None = None, extra: str
         f"  UserKnownHostsFile {known_hosts}\n  GlobalKnownHostsFile /dev/null\n"
     )
     with (folder / "log").open("wb") as log:
-        command = [program, "-D", "-e", "-f", str(folder / "sshd_config")]
+        # A killed test run must not leave a server behind.
+        tied = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+        command = [*tied, program, "-D", "-e", "-f", str(folder / "sshd_config")]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     server = Sshd(folder, port, config, known_hosts, host_key, user_key, process)
     try:

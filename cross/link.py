@@ -51,7 +51,8 @@ def link(kernels: Kernels, plan: MemoryPlan, objects: Mapping[str, Path], folder
         target,
         [*map(str, program), *inputs, "-static", "-s", "-Wl,--gc-sections", "-o", str(folder / "taste-train")],
     )
-    shared = ["-shared", "-s", "-Wl,-Bsymbolic", "-o", str(folder / "libtaste.so")]
+    exports = f"-Wl,--version-script={root / 'libtaste.map'}"
+    shared = ["-shared", "-s", "-fvisibility=hidden", exports, "-o", str(folder / "libtaste.so")]
     _zig(target.zig_shared_triple, target, [*inputs, *shared])
     write_weights(kernels.graph.training.model, folder / "weights.safetensors")
     manifest = _manifest(kernels, plan, build_id, folder)
@@ -68,7 +69,7 @@ def write_weights(model: Model, path: Path) -> None:
 
 def _zig(triple: str, target: Target, arguments: list[str]) -> None:
     root = native_root()
-    includes = [f"-I{root / 'include'}", f"-I{root / 'src'}"]
+    includes = [f"-I{root / 'include'}", f"-I{root / 'src'}", f'-DTASTE_VERSION="{VERSION}"']
     command = [*toolchain.compiler(triple), toolchain.cpu_flag(target), *CFLAGS, *includes, *arguments, "-lm", "-lpthread"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:

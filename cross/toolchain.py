@@ -8,8 +8,9 @@ import sys
 from cross.errors import MissingToolError
 from cross.target import Target
 
-# zig's names for the CPUs of boards.toml, where they differ from LLVM's (dashes become underscores everywhere).
-ZIG_CPUS = {"x86-64-v3": "x86_64_v3", "generic-rv64": "baseline_rv64", "generic": "generic"}
+# The oldest CPU of each architecture that Linux runs on: the runtime's own C must start everywhere, to say (exit 13) what a
+# CPU lacks for the kernels. Only kernels are built for the board's CPU.
+BASELINE_CPUS = {"x86_64": "x86_64", "aarch64": "generic", "riscv64": "baseline_rv64"}
 
 
 def compiler(triple: str) -> list[str]:
@@ -20,7 +21,5 @@ def compiler(triple: str) -> list[str]:
 
 
 def cpu_flag(target: Target) -> str:
-    """-mcpu for the runtime's own C code. Vector extensions of RISC-V stay off there: only kernels use them."""
-    if target.arch == "riscv64":
-        return "-mcpu=baseline_rv64"
-    return "-mcpu=" + ZIG_CPUS.get(target.cpu, target.cpu.replace("-", "_"))
+    """-mcpu for the runtime's own C code."""
+    return "-mcpu=" + BASELINE_CPUS[target.arch]

@@ -1,0 +1,109 @@
+"""The same model, weights and batch on every instruction set: same first loss, same bits for any thread count, nothing foreign
+in the objects. Emulated where this machine is of another kind, on the board's own CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from cross.compile_kernels import compile_kernels
+from cross.load_model import load_model
+from cross.target import find_target
+from tests.host import host_target
+from tests.run_program import lower_model
+
+QEMU = pytest.mark.needs("qemu")
+TARGETS = [
+    pytest.param("x86-64-avx2", marks=pytest.mark.needs("avx2")),
+    pytest.param("x86-64-avx512", marks=pytest.mark.needs("avx512")),
+    pytest.param("rpi4", marks=QEMU),
+    pytest.param("visionfive2", marks=QEMU),
+    pytest.param("generic-riscv64-v", marks=QEMU),
+    pytest.param("bpi-f3", marks=QEMU),
+]
+STEPS, BATCH = 2, 4
+
+
+def command_of(folder: Path, target: str) -> list[str]:
+    program = str(folder / "taste-train")
+    foreign = find_target(target).arch != find_target(host_target()).arch
+    return find_target(target).emulator(program) if foreign else [program]
+
+
+def train(folder: Path, target: str, samples: Path, threads: int, save: Path) -> list[float]:
+    """Losses of a few steps."""
+    arguments = ["train", "--weights", str(folder / "weights.safetensors"), "--samples", str(samples)]
+    arguments += ["--batch-size", str(BATCH), "--steps", str(STEPS), "--lr", "0.05", "--momentum", "0.9"]
+    arguments += ["--threads", str(threads), "--save", str(save)]
+    command = [*command_of(folder, target), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    return [event["loss"] for event in events if event["event"] == "step"]
+
+
+def oracle(name: str, samples: dict[str, np.ndarray[Any, Any]]) -> float:
+    """First loss in float64."""
+    torch = pytest.importorskip("torch")
+    from tests.torch_zoo import torch_like
+
+    module = torch_like(load_model(name), name, torch.float64).train()
+    logits = module(torch.tensor(samples["x"], dtype=torch.float64))
+    return float(torch.nn.functional.cross_entropy(logits, torch.tensor(samples["y"], dtype=torch.int64)))
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", ["resnet8", pytest.param("resnet18", marks=pytest.mark.acceptance)])
+def test_first_loss_is_the_same_everywhere(
+    name: str, target: str, built: Callable[..., Path], tmp_path: Path
+) -> None:
+    """To 1e-5 of float64; later losses stay close; one and two threads give the same weights bit for bit."""
+    rng = np.random.default_rng(11)
+    samples = {
+        "x": rng.standard_normal((BATCH, 3, 32, 32)).astype("float32"),
+        "y": rng.integers(0, 10, BATCH).astype("int32"),
+    }
+    file = tmp_path / "samples.safetensors"
+    save_file(samples, file)
+    folder = built(name, target, input_shape=None)
+    one = train(folder, target, file, 1, tmp_path / "one.safetensors")
+    two = train(folder, target, file, 2, tmp_path / "two.safetensors")
+    wanted = oracle(name, samples)
+    assert abs(one[0] - wanted) <= 1e-5 * wanted
+    assert one == two
+    first, second = load_file(tmp_path / "one.safetensors"), load_file(tmp_path / "two.safetensors")
+    assert all(np.array_equal(first[n], second[n]) for n in first)
+
+
+def undefined_symbols(path: Path) -> set[str]:
+    lines = subprocess.run(["nm", "-u", str(path)], capture_output=True, text=True, check=True).stdout.split()
+    return set(lines) - {"U", "w"}
+
+
+@pytest.mark.parametrize("target", ["x86-64-avx2", "rpi4", "visionfive2", "bpi-f3"])
+def test_kernel_objects_need_nothing_but_the_runtime(target: str, tmp_path: Path) -> None:
+    """No libm, no libc, no compiler helper: exp and tanh are our own, and so is the floor inside them."""
+    from tests.test_gradients import CASES, model_of
+
+    allowed = {"TVMFFIErrorSetRaisedFromCStrParts", "__TVMBackendParallelLaunch", "memset", "memcpy"}
+    wanted = {"silu", "tanh", "log softmax", "hard_swish"}
+    for case in [c for c in CASES if c.name in wanted]:
+        kernels = lower_model(model_of(case, np.random.default_rng(0)), "mse", target)
+        for path in compile_kernels(kernels, tmp_path).values():
+            assert undefined_symbols(path) <= allowed, (case.name, path.name)
+
+
+@pytest.mark.parametrize("target", [pytest.param(t, marks=QEMU) for t in ("rpi4", "visionfive2", "bpi-f3")])
+def test_binary_is_static_and_small(target: str, built: Callable[..., Path]) -> None:
+    program = built("resnet8", target, input_shape=None) / "taste-train"
+    assert program.stat().st_size <= 3 * 2**20
+    headers = subprocess.run(["readelf", "-l", str(program)], capture_output=True, text=True, check=True).stdout
+    assert "INTERP" not in headers

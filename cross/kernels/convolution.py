@@ -130,9 +130,10 @@ class Taps:
 
 def taps_of_phase(spec: ConvSpec, axis: int, phase: int) -> Taps:
     """Taps of the input gradient at input rows `phase, phase + stride, ...`: row stride * q + phase of x reaches output row
-    (stride * q + phase + pad - r * dilation) / stride through kernel row r, where that division is exact."""
+    (stride * q + phase + pad - r * dilation) / stride through kernel row r, where that division is exact. Taps run from the
+    last kernel row to the first, so that rows of the output gradient are read in rising order."""
     stride, dilation, pad = spec.strides[axis], spec.dilations[axis], spec.pads[axis]
-    rows = [r for r in range(spec.kernel[axis]) if (phase + pad - r * dilation) % stride == 0]
+    rows = [r for r in reversed(range(spec.kernel[axis])) if (phase + pad - r * dilation) % stride == 0]
     if not rows:
         return Taps(0, 0, 0, 0, 0)
     step = rows[1] - rows[0] if len(rows) > 1 else 0

@@ -12,7 +12,7 @@ from dataclasses import replace
 from tvm.script.ir_builder import tirx as T
 
 from cross.graph import Shape
-from cross.kernels.convolution import ConvSpec, phase_extent, taps_of_phase
+from cross.kernels.convolution import ConvSpec, Taps, phase_extent, taps_of_phase
 from cross.kernels.correlation import Correlation, Phase, correlation
 from cross.kernels.loop_nest import PrimFunc, lanes, store, write_kernel
 from cross.storage import NO_PADS
@@ -26,7 +26,8 @@ def transposed_weight_shape(spec: ConvSpec, target: Target) -> Shape:
 
 
 def weight_transpose(spec: ConvSpec, target: Target) -> PrimFunc:
-    """PrimFunc(w in forward storage, copy of `transposed_weight_shape`): input and output channels exchanged."""
+    """PrimFunc(w in forward storage, copy of `transposed_weight_shape`): input and output channels exchanged,
+    kernel rows and columns reversed (so that both operands of the gradient are read in rising order)."""
     shape = transposed_weight_shape(spec, target)
     in_blocks, out_blocks, rows, columns, width, depth = shape
     in_group = in_blocks // spec.groups
@@ -38,7 +39,8 @@ def weight_transpose(spec: ConvSpec, target: Target) -> PrimFunc:
             group, c = block // in_group, block % in_group
             for o in range(width):
                 for i in range(depth):
-                    store(copy, (block, k, r, s, o, i), weight[group * out_blocks + k, c, r, s, i, o])
+                    place = (block, k, rows - 1 - r, columns - 1 - s, o, i)
+                    store(copy, place, weight[group * out_blocks + k, c, r, s, i, o])
     return kernel.function
 
 
@@ -50,7 +52,7 @@ def convolution_input_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
     for row in range(min(spec.strides[0], spec.height)):
         for column in range(min(spec.strides[1], spec.width)):
             taps = [taps_of_phase(spec, axis, phase) for axis, phase in enumerate((row, column))]
-            stored = [replace(tap, offset=tap.offset + spec.y_pads[axis]) for axis, tap in enumerate(taps)]
+            stored = [_in_copy(spec, axis, tap) for axis, tap in enumerate(taps)]
             extents = phase_extent(spec.height, row, spec.strides[0]), phase_extent(spec.width, column, spec.strides[1])
             phases.append(Phase(row, column, *extents, *stored))
     work = Correlation(
@@ -64,6 +66,12 @@ def convolution_input_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
         phases=tuple(phases),
     )
     return correlation(work, target)
+
+
+def _in_copy(spec: ConvSpec, axis: int, taps: Taps) -> Taps:
+    """The same taps on the stored output gradient and on the copy of the weight, whose rows are reversed."""
+    last = spec.kernel[axis] - 1
+    return replace(taps, first=last - taps.first, step=-taps.step, offset=taps.offset + spec.y_pads[axis])
 
 
 __all__ = ["convolution_input_gradient", "transposed_weight_shape", "weight_transpose"]

@@ -17,15 +17,12 @@ from math import prod
 from tvm.script.ir_builder import tirx as T
 
 from cross.kernels.convolution import Pair, Taps
-from cross.kernels.loop_nest import Buffer, Expr, PrimFunc, add_to, lanes, local, settle, spread, store, when, write_kernel, zeros
-from cross.kernels.tiles import Split, register_tile, split
+from cross.kernels.loop_nest import Buffer, Expr, PrimFunc, add_to, lanes, local, opaque_serial, settle, spread, store, when, write_kernel, zeros
+from cross.kernels.tiles import Split, fits_with, register_tile, split
 from cross.storage import Storage
 from cross.target import Target
 
-UNROLLED_MULTIPLIES = 24
-"""A kernel row is unrolled with the channels where both together have at most so many (few input channels)."""
-
-SHORT_ROW = 4
+SHORT_ROW = 5
 """Rows with fewer pixels share tiles with the next ones."""
 
 
@@ -85,7 +82,7 @@ def correlation(work: Correlation, target: Target) -> PrimFunc:
             inside = kernel.batch if weights_outside else block_tiles
             sample, block_tile = (outer % inside, outer // inside) if weights_outside else (outer // inside, outer % inside)
             group = settle(block_tile // blocks.count)
-            nest = _Nest(work, source, weight, destination, settle(sample), group, settle(block_tile % blocks.count))
+            nest = _Nest(work, source, weight, destination, settle(sample), group, settle(block_tile % blocks.count), target, kernel.batch)
             first = 0
             for phase, cut in tiles:
                 end = first + phase.lines * cut.count
@@ -106,6 +103,8 @@ class _Nest:
     sample: Expr
     group: Expr
     block_tile: Expr
+    target: Target
+    batch: Expr
 
     def phase(self, phase: Phase, cut: Split, blocks: Split, tile: Expr) -> None:
         """Tile number `tile` of a phase."""
@@ -143,19 +142,38 @@ class _Nest:
             store(self.destination, (self.sample, block + k, y, x, lane), sums[p][k, lane])
 
     def _sum(self, phase: Phase, sums: list[Buffer], places: list[tuple[Expr, Expr]], block: Expr, vectors: int) -> None:
+        """Add up all input channels and taps. Where the weights of a whole kernel row fit into registers beside the sums, each
+        input column is broadcast once for all pixels and taps that read it."""
         _, group_blocks, _, _, depth, width = self.work.weight_shape
-        row_taps, column_taps = phase.row_taps, phase.column_taps
-        row_stride, column_stride = self.work.in_strides
-        unrolled = column_taps.count if column_taps.count * depth <= UNROLLED_MULTIPLIES else 1
+        rows, columns = phase.row_taps, phase.column_taps
+        unrolled = columns.count if fits_with(self.target, len(places) * vectors, columns.count * vectors) else 1
+        reads = self._reads(phase, places, range(unrolled))
         first_source, lane = settle(self.group * group_blocks), lanes(0, width)
-        with T.grid(group_blocks, row_taps.count, column_taps.count // unrolled) as (c, j, outer):
-            with T.unroll(unrolled) as inner, T.unroll(depth) as i:
-                tap = outer + inner
-                r, s = row_taps.first + j * row_taps.step, column_taps.first + tap * column_taps.step
-                # Blocks innermost: a broadcast is used up at once, so only `vectors` weights and it take registers.
-                for p, (row, column) in enumerate(places):
-                    y = row * row_stride + row_taps.offset + j * row_taps.offset_step
-                    x = column * column_stride + column_taps.offset + tap * column_taps.offset_step
+        with T.serial(group_blocks) as c, T.serial(rows.count) as j, opaque_serial(columns.count // unrolled, self.batch) as outer:
+            r = rows.first + j * rows.step
+            with T.unroll(depth) as i:
+                for row, column, users in reads:
+                    y = row * self.work.in_strides[0] + rows.offset + j * rows.offset_step
+                    x = column + outer * columns.offset_step
                     pixel = spread(self.source[self.sample, first_source + c, y, x, i], width)
-                    with T.unroll(vectors) as k:
-                        add_to(sums[p], (k, lane), pixel * self.weight[block + k, c, r, s, i, lane])
+                    # Used up at once: only the sums, the weights and one broadcast take registers.
+                    for p, tap in users:
+                        s = columns.first + (outer + tap) * columns.step
+                        for k in range(vectors):
+                            add_to(sums[p], (k, lane), pixel * self.weight[block + k, c, r, s, i, lane])
+
+    def _reads(
+        self, phase: Phase, places: list[tuple[Expr, Expr]], taps: range
+    ) -> list[tuple[Expr, Expr, list[tuple[int, int]]]]:
+        """Input columns that a tile reads in one kernel row: (output row, input column, [(pixel, tap) that use it])."""
+        stride, step = self.work.in_strides[1], phase.column_taps.offset_step
+        users: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for p in range(len(places)):
+            for tap in taps:
+                one_row = phase.line == phase.width
+                key = (0, p * stride + tap * step) if one_row else (p, tap * step)
+                users.setdefault(key, []).append((p, tap))
+        return [
+            (places[p][0], places[p][1] * stride + phase.column_taps.offset + shift, users[p, shift])
+            for p, shift in sorted(users)
+        ]

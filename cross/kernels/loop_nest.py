@@ -102,6 +102,12 @@ def add_to(buffer: Buffer, index: tuple[Expr, ...], value: Expr) -> None:
     T.buffer_store(buffer, buffer[index] + value, list(index))
 
 
+def opaque_serial(count: int, batch: Expr) -> Any:
+    """A loop that LLVM must not unroll: it would share loads between steps and run out of registers. `batch` is at least 1,
+    which LLVM does not know, so neither does it know the number of steps."""
+    return T.serial(T.min(batch * count, count) if count > 1 else count)
+
+
 @contextmanager
 def when(condition: Expr) -> Iterator[None]:
     """The body runs where `condition` holds; a Python bool decides while the kernel is written."""

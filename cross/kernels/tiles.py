@@ -13,7 +13,11 @@ from cross.target import Target
 FEW_REGISTERS = 16
 """Vector registers of AVX2: address registers are as few, so a tile addresses at most 6 pixels."""
 
-SECOND_SIZE = 1.04
+SECOND_SIZE = 1.03
+"""What a second size of tile, which doubles the code, must gain."""
+
+LATENCY = 4.8
+"""Cycles from one step to the next at least: four of the multiply-add, and a little for an order that is never perfect."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +58,20 @@ def registers_a_vector(target: Target) -> int:
 
 def fits(target: Target, scalars: int, vectors: int) -> bool:
     """Whether the accumulators, the vectors and one broadcast stay in registers."""
-    return (scalars + 1) * vectors * registers_a_vector(target) + 1 <= target.vector_registers
+    return fits_with(target, scalars * vectors, vectors)
+
+
+def fits_with(target: Target, sums: int, vectors: int) -> bool:
+    """Whether so many accumulators, so many vectors beside them and one broadcast stay in registers."""
+    return (sums + vectors) * registers_a_vector(target) + 1 <= target.vector_registers
 
 
 def _steps(target: Target, scalars: int, vectors: int) -> float:
-    """Cycles of one step at two multiply-adds and two loads a cycle and a latency of four cycles, and a little for each
-    load: more for vectors, which come from the second-level cache where scalars come from the first."""
+    """Cycles of one step at two multiply-adds and two loads a cycle, not below their latency, and a little for each load:
+    more for vectors, which come from the second-level cache where scalars come from the first."""
     width = registers_a_vector(target)
     loads = scalars + vectors * width
-    return max(scalars * vectors * width / 2, loads / 2, 4.0) + 0.05 * scalars + 0.15 * vectors * width
+    return max(scalars * vectors * width / 2, loads / 2, LATENCY) + 0.05 * scalars + 0.15 * vectors * width
 
 
 def _cost(target: Target, scalars: Split, vectors: Split) -> float:
@@ -76,7 +85,7 @@ def _cost(target: Target, scalars: Split, vectors: Split) -> float:
 def register_tile(target: Target, lines: tuple[tuple[int, int], ...], vectors: int) -> tuple[int, int]:
     """(most scalars, most vectors) a tile, for lines of (scalars, number of such lines) and `vectors` vectors.
 
-    The cheapest of all that fit; a second size of tile, which is more code, must gain `SECOND_SIZE`."""
+    The cheapest of all that fit."""
     most_scalars = 6 if target.vector_registers <= FEW_REGISTERS else 8
 
     def cost(tile: tuple[int, int]) -> float:

@@ -111,7 +111,9 @@ def _is_built(out: Path, key: str) -> bool:
 def _key(model: Model, target: Target, loss: str, seed: int) -> str:
     """Everything that decides a build: the model with its weights, the target, the options and our own sources."""
     digest = hashlib.sha256(f"{VERSION} {target} {loss} {seed} {model.name}".encode())
-    digest.update(repr((model.nodes, sorted(model.tensors.items()), sorted(model.inits.items()), model.blocks)).encode())
+    digest.update(
+        repr((model.nodes, sorted(model.tensors.items()), sorted(model.inits.items()), model.blocks)).encode()
+    )
     digest.update(json.dumps(model.metadata, sort_keys=True, default=str).encode())
     arrays: dict[str, Any] = {**model.parameters, **model.states, **model.constants}
     for name in sorted(arrays):

@@ -105,9 +105,7 @@ def _in_workers(kernels: Kernels, wanted: list[str], folder: Path, count: int, r
         raise TasteError(failures[0])
 
 
-def _feed(
-    worker: subprocess.Popen[str], waiting: queue.SimpleQueue[str], report: _Report, failures: list[str]
-) -> None:
+def _feed(worker: subprocess.Popen[str], waiting: queue.SimpleQueue[str], report: _Report, failures: list[str]) -> None:
     assert worker.stdin is not None and worker.stdout is not None
     while not failures:
         try:

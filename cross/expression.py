@@ -1,8 +1,10 @@
 """Element-wise arithmetic as small expression trees: built by gradient rules, merged by fusion, compiled by `kernels.map`.
 
-An expression is a nested tuple. Leaves: ("input", i) is the i-th tensor of the node, ("const", c) a float,
-("uniform", id, i) a pseudo-random number in [0, 1) that depends on the element, on `id` and on the counter tensor i,
-("index", d) the element's canonical index along dimension d, as a float. Inner nodes: (function, argument, ...) with the functions of `DERIVATIVES`. ("select", c, a, b) takes a where c, a comparison.
+An expression is a nested tuple. Leaves: ("input", i) is the i-th tensor of the node; ("const", c) a float;
+("uniform", id, i) a pseudo-random number in [0, 1) that depends on the element, on `id` and on the counter tensor i;
+("index", d) the element's canonical index along dimension d, as a float.
+Inner nodes: (function, argument, ...) with the functions of `DERIVATIVES`; ("select", c, a, b) takes a where c, a
+comparison, holds.
 
 Everything element-wise (activations, batch norm's affine map, dropout, gradients of them) is one of these, so one kernel
 class, one derivative table and one fusion rule serve all.

@@ -64,7 +64,9 @@ def _merge_into_all(program: ProgramGraph, node: Node, readers: list[Node]) -> l
         return merged
     if size(node.attrs["expr"]) > MAXIMUM_REPEATED_OPERATIONS:
         return None
-    grows = any(_streams(tensors, m, domain) > _streams(tensors, r, domain) for m, r in zip(merged, readers, strict=True))
+    grows = any(
+        _streams(tensors, m, domain) > _streams(tensors, r, domain) for m, r in zip(merged, readers, strict=True)
+    )
     return None if grows else merged
 
 

@@ -25,8 +25,9 @@ Operators of a `Model` (what an importer may emit; everything else is decomposed
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Mapping
+from typing import Any
 
 import numpy as np
 

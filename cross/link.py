@@ -23,7 +23,18 @@ from cross.tables import emit_tables, minimum_batch
 from cross.target import Target
 from cross.version import VERSION
 
-CFLAGS = ("-std=c11", "-O3", "-fPIC", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g0", "-ffunction-sections")
+CFLAGS = (
+    "-std=c11",
+    "-O3",
+    "-fPIC",
+    "-D_GNU_SOURCE",
+    "-Wall",
+    "-Wextra",
+    "-Wpedantic",
+    "-Werror",
+    "-g0",
+    "-ffunction-sections",
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +81,15 @@ def write_weights(model: Model, path: Path) -> None:
 def _zig(triple: str, target: Target, arguments: list[str]) -> None:
     root = native_root()
     includes = [f"-I{root / 'include'}", f"-I{root / 'src'}", f'-DTASTE_VERSION="{VERSION}"']
-    command = [*toolchain.compiler(triple), toolchain.cpu_flag(target), *CFLAGS, *includes, *arguments, "-lm", "-lpthread"]
+    command = [
+        *toolchain.compiler(triple),
+        toolchain.cpu_flag(target),
+        *CFLAGS,
+        *includes,
+        *arguments,
+        "-lm",
+        "-lpthread",
+    ]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         text = " ".join(result.stderr.split())[:2000]

@@ -15,8 +15,8 @@ from cross.assign_storage import StoredGraph, StoredProgram, convolution_spec
 from cross.expression import size
 from cross.fuse import domain_of, expressions
 from cross.graph import Node, TensorType
-from cross.rules.context import DROPOUT_COUNTER, LOSS_SCALE
 from cross.kernels.registry import BUILDERS, Site, SiteCall
+from cross.rules.context import DROPOUT_COUNTER, LOSS_SCALE
 from cross.storage import Storage
 from cross.target import Target
 

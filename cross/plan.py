@@ -114,9 +114,7 @@ def lifetimes_of(program: LoweredProgram, shared: Callable[[str], bool]) -> list
     for name in (graph.output, graph.loss):
         if name in last:
             last[name] = len(program.calls)
-    return [
-        Lifetime(name, program.storages[name].bytes, first[name], last[name]) for name in first if not shared(name)
-    ]
+    return [Lifetime(name, program.storages[name].bytes, first[name], last[name]) for name in first if not shared(name)]
 
 
 def place(lifetimes: Sequence[Lifetime]) -> Arena:

@@ -164,7 +164,9 @@ def _programs(kernels: Kernels, plan: MemoryPlan, index: dict[tuple[int, str], i
         lines.append(
             f"    {{{_text(graph.name)}, calls_{number}, {len(program.calls)}, {first}, {end}, blocks_{number}, "
             f"{placed.fixed.size_bytes}, {placed.batched.size_bytes}, {', '.join(map(str, edges))}, "
-            f"{every}u, {updated}u}},".replace(f"{every}u", f"UINT64_C({every})").replace(f"{updated}u", f"UINT64_C({updated})")
+            f"{every}u, {updated}u}},".replace(f"{every}u", f"UINT64_C({every})").replace(
+                f"{updated}u", f"UINT64_C({updated})"
+            )
         )
     return [*lines, "};", ""]
 
@@ -212,8 +214,6 @@ def _model(
         plan.parameter_bytes, plan.state_bytes, plan.constant_bytes, *scalars,
     ]  # fmt: skip
     return ["const taste_model taste_model_table = {", "    " + ", ".join(str(f) for f in fields) + ",", "};"]
-
-
 
 
 __all__ = ["emit_tables", "minimum_batch", "segment_spans"]

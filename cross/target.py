@@ -6,6 +6,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from cross.errors import UsageError
 
@@ -55,13 +56,12 @@ class Target:
 def load_targets() -> dict[str, Target]:
     """Every target of boards.toml, by name."""
     table = tomllib.loads(resources.files("cross").joinpath("boards.toml").read_text(encoding="utf-8"))
-    return {
-        name: Target(
-            name=name,
-            **{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()},
-        )
-        for name, entry in table.items()
-    }
+    return {name: _target(name, entry) for name, entry in table.items()}
+
+
+def _target(name: str, entry: dict[str, Any]) -> Target:
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+    return Target(name=name, **fields)
 
 
 def find_target(name: str) -> Target:

@@ -28,7 +28,7 @@ def build_training_graph(model: Model, loss: str = "cross_entropy", fusion: bool
     if loss not in LOSSES:
         raise UsageError(f"unknown loss {loss!r}. Known: {', '.join(LOSSES)}.")
     train, gradients = _train_program(model, loss)
-    programs = (train, _eval_program(model))
+    programs: tuple[ProgramGraph, ...] = (train, _eval_program(model))
     if fusion:
         programs = tuple(fuse(program) for program in programs)
     return TrainingGraph(model, programs, gradients)
@@ -54,9 +54,7 @@ def _eval_program(model: Model) -> ProgramGraph:
     _forward(model, context)
     build = context.build
     protected = frozenset(_boundaries(model) | {model.output})
-    return ProgramGraph(
-        "eval", tuple(build.nodes), build.tensors, model.input, model.output, protected=protected
-    )
+    return ProgramGraph("eval", tuple(build.nodes), build.tensors, model.input, model.output, protected=protected)
 
 
 def _train_program(model: Model, loss: str) -> tuple[ProgramGraph, dict[str, str]]:
@@ -73,9 +71,7 @@ def _train_program(model: Model, loss: str) -> tuple[ProgramGraph, dict[str, str
     protected |= {gradient_name(b) for b in boundaries if gradient_name(b) in build.tensors}
     protected |= {name for node in build.nodes for name in node.attrs.get("updates", ())}
     nodes = _without_dead(_in_block_order(build.nodes), protected)
-    program = ProgramGraph(
-        "train", nodes, build.tensors, model.input, model.output, target, rows, frozenset(protected)
-    )
+    program = ProgramGraph("train", nodes, build.tensors, model.input, model.output, target, rows, frozenset(protected))
     return program, gradients
 
 

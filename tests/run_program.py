@@ -73,5 +73,3 @@ def run_program(
             memory[tensor] = tvm.runtime.tensor(physical)
         kernel(kernels, call.kernel)(*(memory[tensor] for tensor in call.arguments))
     return {t: canonical(m.numpy(), program.storages[t], batch) for t, m in memory.items()}, program
-
-

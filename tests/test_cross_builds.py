@@ -62,9 +62,7 @@ def oracle(name: str, samples: dict[str, np.ndarray[Any, Any]]) -> float:
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["resnet8", pytest.param("resnet18", marks=pytest.mark.acceptance)])
-def test_first_loss_is_the_same_everywhere(
-    name: str, target: str, built: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_first_loss_is_the_same_everywhere(name: str, target: str, built: Callable[..., Path], tmp_path: Path) -> None:
     """To 1e-5 of float64; later losses stay close; one and two threads give the same weights bit for bit."""
     rng = np.random.default_rng(11)
     samples = {

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from cross.load_model import load_model
-from tests.host import host_target
 from device_runtime import BACKWARD, FORWARD, LOSS, Trainer, load_library
+from tests.host import host_target
 from tests.torch_zoo import named_gradients, torch_like
 
 torch = pytest.importorskip("torch")
@@ -110,7 +110,9 @@ def test_trajectory_drifts_no_more_than_pytorch(name: str, built: Callable[..., 
         for i in range(steps):
             torch_step(module, *batches[i % 4], dtype)
             optimizer.step()
-        weights[dtype] = {n: p.detach().numpy().reshape(model.parameters[n].shape) for n, p in module.named_parameters()}
+        weights[dtype] = {
+            n: p.detach().numpy().reshape(model.parameters[n].shape) for n, p in module.named_parameters()
+        }
     with Trainer(library, batch_size=batch) as trainer:
         for tensor, values in {**model.parameters, **model.states}.items():
             trainer.write_parameter(tensor, values)
@@ -148,9 +150,7 @@ def test_every_cut_point_gives_the_same_bits(name: str, built: Callable[..., Pat
             edge = blocks[cut - 1].output
             upper.write_tensor(edge, lower.read_tensor(edge, batch_size=batch))
             upper.run(FORWARD, batch_size=batch, first_block=cut, end_block=count)
-            np.testing.assert_array_equal(
-                upper.read_tensor(library.programs["train"].output, batch_size=batch), logits
-            )
+            np.testing.assert_array_equal(upper.read_tensor(library.programs["train"].output, batch_size=batch), logits)
             upper.run(LOSS, batch_size=batch)
             upper.run(BACKWARD, batch_size=batch, first_block=cut, end_block=count)
             slope = blocks[cut - 1].output_gradient

@@ -43,7 +43,7 @@ def flat(index: Index) -> PrimExpr:
 def position(storage: Storage, indices: Sequence[Index]) -> tuple[PrimExpr, ...]:
     """Physical indices of the element at canonical `indices` (inside the tensor: no bounds are tested)."""
     if storage.kind == "blocked":
-        sample, channel, row, column = indices
+        sample, channel, row, column = indices[0], indices[1], flat(indices[2]), flat(indices[3])
         top, left, _, _ = storage.pads
         block = storage.block
         if isinstance(channel, Channel) and channel.block == block:

@@ -87,7 +87,14 @@ def exp(x: PrimExpr) -> PrimExpr:
     k = keep(cast("int32", shifted) - constant(128, x, "int32"))
     kf = keep(cast("float32", k))
     r = keep(clamped - kf * constant(0.693359375, x) - kf * constant(-2.12194440e-4, x))
-    coefficients = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+    coefficients = (
+        1.9875691500e-4,
+        1.3981999507e-3,
+        8.3334519073e-3,
+        4.1665795894e-2,
+        1.6666665459e-1,
+        5.0000001201e-1,
+    )
     series = _polynomial(r, coefficients) * r * r + r + constant(1.0, x)
     power = bits("float32", (k + constant(127, x, "int32")) << constant(23, x, "int32"))
     return select(x == x, series * power, x)

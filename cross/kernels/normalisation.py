@@ -1,8 +1,8 @@
 """Batch norm's statistics and the small kernels that turn sums into coefficients.
 
-    batch_statistics            x -> sum[N,C], m2[N,C]: a sample's sum, and squared deviations from the sample's own mean
-    batch_norm_finish           sums over samples -> mean, var (biased), scale, shift; running statistics updated in place
-    batch_norm_gradient_finish  sums of dy and dy (x - mean) -> dgamma, dbeta and a, b, c of dx = a dy + b x + c
+batch_statistics            x -> sum[N,C], m2[N,C]: a sample's sum, and squared deviations from the sample's own mean
+batch_norm_finish           sums over samples -> mean, var (biased), scale, shift; running statistics updated in place
+batch_norm_gradient_finish  sums of dy and dy (x - mean) -> dgamma, dbeta and a, b, c of dx = a dy + b x + c
 """
 
 from __future__ import annotations

@@ -134,9 +134,7 @@ def _share(attrs: Mapping[str, Any], kind: TensorType, row: PrimExpr, column: Pr
     return tirx.const(1.0, "float32") / tirx.Cast("float32", rows * columns)
 
 
-def avg_pool2d_kernel(
-    x: Storage, x_type: TensorType, output: Storage, attrs: Mapping[str, Any]
-) -> tirx.PrimFunc:
+def avg_pool2d_kernel(x: Storage, x_type: TensorType, output: Storage, attrs: Mapping[str, Any]) -> tirx.PrimFunc:
     """Arguments: x, y."""
     kh, kw, sh, sw, top, left = _window(attrs)
     _, channels, height, width = x_type.shape

@@ -147,9 +147,7 @@ def _row_is_vector(source: Source, last: int) -> bool:
     return source.storage.kind == "plain" and along in (1, last)
 
 
-def _zero_filled_channels(
-    kernel: Kernel, storage: Storage, domain: Shape, kept: Sequence[int], result: Any
-) -> None:
+def _zero_filled_channels(kernel: Kernel, storage: Storage, domain: Shape, kept: Sequence[int], result: Any) -> None:
     """Channels that fill up the last block of a blocked output are zero."""
     if storage.kind != "blocked":
         return

@@ -84,7 +84,9 @@ def _single(site: Site, build: Callable[[], Any], flops: tuple[int, int] | None 
 def _map(site: Site) -> list[SiteCall]:
     expr, (output,), (kind,) = site.node.attrs["expr"], site.outputs(), site.output_types()
     flops = (0, 0) if expr == arg(0) else None
-    return _single(site, lambda: map.map_kernel(expr, site.inputs(), site.input_types(), output, kind, site.vector), flops)
+    return _single(
+        site, lambda: map.map_kernel(expr, site.inputs(), site.input_types(), output, kind, site.vector), flops
+    )
 
 
 def _reduce(site: Site) -> list[SiteCall]:
@@ -108,9 +110,7 @@ def _sum_batch(site: Site) -> list[SiteCall]:
     (expr,), (output,) = expressions(site.node), site.outputs()
     return _single(
         site,
-        lambda: reduce.sum_batch_kernel(
-            expr, site.domain(), site.inputs(), site.input_types(), output, site.vector
-        ),
+        lambda: reduce.sum_batch_kernel(expr, site.domain(), site.inputs(), site.input_types(), output, site.vector),
     )
 
 
@@ -151,7 +151,11 @@ def _batch_norm_gradient_finish(site: Site) -> list[SiteCall]:
 
 def _conv2d(site: Site) -> list[SiteCall]:
     spec, target = _spec(site), site.target
-    builders = {"direct": convolution_forward, "depthwise": depthwise.depthwise_forward, "grouped": grouped.grouped_forward}
+    builders = {
+        "direct": convolution_forward,
+        "depthwise": depthwise.depthwise_forward,
+        "grouped": grouped.grouped_forward,
+    }
     build = builders[conv.convolution_class(spec, target)]
     return [_convolution_call(site, spec, lambda: build(spec, target))]
 
@@ -179,7 +183,12 @@ def _conv2d_input_gradient(site: Site) -> list[SiteCall]:
     shape = transposed_weight_shape(spec, target)
     storage = Storage("plain", "float32", shape, _row_major(shape))
     transpose = SiteCall(
-        "weight_transpose", (spec, target.name), lambda: weight_transpose(spec, target), (weight, copy), (0, 0), {copy: storage}
+        "weight_transpose",
+        (spec, target.name),
+        lambda: weight_transpose(spec, target),
+        (weight, copy),
+        (0, 0),
+        {copy: storage},
     )
     product = SiteCall(
         node.op,
@@ -206,9 +215,7 @@ def _spec(site: Site) -> conv.ConvSpec:
 
 def _convolution_call(site: Site, spec: conv.ConvSpec, build: Callable[[], Any]) -> SiteCall:
     node = site.node
-    return SiteCall(
-        node.op, (spec, site.target.name), build, (*node.inputs, *node.outputs), (0, conv.flops(spec))
-    )
+    return SiteCall(node.op, (spec, site.target.name), build, (*node.inputs, *node.outputs), (0, conv.flops(spec)))
 
 
 def _dense_shape(site: Site, x: TensorType, weight: TensorType) -> tuple[int, int, int]:
@@ -259,9 +266,7 @@ def _max_pool2d(site: Site) -> list[SiteCall]:
 def _max_pool2d_gradient(site: Site) -> list[SiteCall]:
     (dy, winner), (dx,), (kind,) = site.inputs(), site.outputs(), site.output_types()
     dy_type, attrs = site.input_types()[0], site.node.attrs
-    return _single(
-        site, lambda: pooling.max_pool2d_gradient_kernel(dy, dy_type, winner, dx, kind, attrs), (0, 0)
-    )
+    return _single(site, lambda: pooling.max_pool2d_gradient_kernel(dy, dy_type, winner, dx, kind, attrs), (0, 0))
 
 
 def _avg_pool2d(site: Site) -> list[SiteCall]:
@@ -271,9 +276,7 @@ def _avg_pool2d(site: Site) -> list[SiteCall]:
 
 def _avg_pool2d_gradient(site: Site) -> list[SiteCall]:
     (dy,), (dy_type,), (dx,), (kind,) = site.inputs(), site.input_types(), site.outputs(), site.output_types()
-    return _single(
-        site, lambda: pooling.avg_pool2d_gradient_kernel(dy, dy_type, dx, kind, site.node.attrs), (0, 0)
-    )
+    return _single(site, lambda: pooling.avg_pool2d_gradient_kernel(dy, dy_type, dx, kind, site.node.attrs), (0, 0))
 
 
 def _channel_window_sum(site: Site) -> list[SiteCall]:

@@ -55,5 +55,7 @@ RULES: dict[str, Rule] = {
 def rule_of(node: Node) -> Rule:
     """The rule of a node's operator; UnsupportedModelError names the node."""
     if node.op not in RULES:
-        raise UnsupportedModelError(f"operator {node.op} (node {node.source!r}) has no training rule. Replace it in the model.")
+        raise UnsupportedModelError(
+            f"operator {node.op} (node {node.source!r}) has no training rule. Replace it in the model."
+        )
     return RULES[node.op]

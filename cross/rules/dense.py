@@ -39,5 +39,7 @@ def matmul_gradient(context: Context, node: Node, dy: str) -> dict[str, str]:
         found[a] = _product(context, dy, b, context.type(a), False, True)
     if b in context.wanted:
         other = _product(context, a, dy, context.type(b), True, False)
-        found[b] = context.build.map(("add", arg(0), arg(1)), (found[b], other), context.type(b)) if b in found else other
+        found[b] = (
+            context.build.map(("add", arg(0), arg(1)), (found[b], other), context.type(b)) if b in found else other
+        )
     return found

@@ -81,7 +81,7 @@ def gradient(context: Context, node: Node, dy: str) -> dict[str, str]:
         return {node.inputs[0]: context.build.map(ex.mul(by_output, arg(1)), inputs, context.type(dy))}
     expr = EXPRESSIONS[node.op](node.attrs)
     inputs, found = (*node.inputs, dy), {}
-    for index, name in enumerate(node.inputs):
+    for name in node.inputs:
         if name in context.wanted and name not in found:
             parts = [ex.derivative(expr, i) for i, other in enumerate(node.inputs) if other == name]
             total = parts[0]

@@ -33,7 +33,8 @@ def concat(context: Context, node: Node) -> None:
 
 def concat_gradient(context: Context, node: Node, dy: str) -> dict[str, str]:
     """Each input's slice of dy; an input that comes twice gets the sum."""
-    axis, start, found = int(node.attrs["axis"]), 0, {}
+    axis, start = int(node.attrs["axis"]), 0
+    found: dict[str, str] = {}
     for name in node.inputs:
         kind = context.type(name)
         starts = tuple(start if i == axis else 0 for i in range(len(kind.shape)))

@@ -63,7 +63,8 @@ class Trial:
     def observation(self) -> Observation | None:
         """What a strategy sees of it: nothing of interrupted and discarded trials."""
         if self.counters is not None:
-            return Observation(self.batch_size, self.counters.samples_per_s, self.counters.spread)
+            counters = self.counters
+            return Observation(self.batch_size, counters.samples_per_s, counters.spread, counters.tainted)
         return Observation(self.batch_size, None) if self.plan_error else None
 
 
@@ -93,8 +94,9 @@ class Study:
                 raise CorruptInputError(f"study {folder / STUDY_FILE} is damaged. Choose another --out.") from error
             raise
         self.space = self._agree(folder, key, space)
-        self.resumed = bool(self._study.get_trials(deepcopy=False))
         self._fail_stale_trials()
+        self._trials = [_trial(frozen, self.space) for frozen in self._study.get_trials(deepcopy=False)]
+        self.resumed = bool(self._trials)
 
     def _agree(self, folder: Path, key: StudyKey, space: SearchSpace) -> SearchSpace:
         wanted = {**asdict(key), "cores": None if key.cores is None else list(key.cores)}
@@ -121,31 +123,31 @@ class Study:
         """Open a trial of `batch_size`; returns its number."""
         self._chosen.index = self.space.sizes.index(batch_size)
         trial = self._study.ask({"i": IntDistribution(0, max(len(self.space) - 1, 0))})
-        trial.set_user_attr("batch_size", batch_size)
         self._open[trial.number] = trial
         return trial.number
 
     def complete(self, number: int, counters: Counters, seconds: float, note: str = "") -> None:
         """A trial gave a measurement."""
-        self._note(number, counters=asdict(counters), seconds=seconds, note=note)
-        self._study.tell(self._open.pop(number), counters.samples_per_s)
+        self._end(number, TrialState.COMPLETE, counters=asdict(counters), seconds=seconds, note=note)
 
     def fail(self, number: int, note: str, *, plan_error: bool = False, seconds: float = 0.0) -> None:
         """A trial gave nothing; `plan_error`: the plan said it fits and the board said it does not."""
-        self._note(number, note=note, plan_error=plan_error, seconds=seconds)
-        self._study.tell(self._open.pop(number), state=TrialState.FAIL)
+        self._end(number, TrialState.FAIL, note=note, plan_error=plan_error, seconds=seconds)
 
-    def _note(self, number: int, **attributes: Any) -> None:
-        for name, value in attributes.items():
-            self._open[number].set_user_attr(name, value)
+    def _end(self, number: int, state: TrialState, **record: Any) -> None:
+        trial = self._open.pop(number)
+        # One attribute: each is a transaction of its own, and a commit waits for the disk.
+        trial.set_user_attr("record", record)
+        value = record["counters"]["samples_per_s"] if state == TrialState.COMPLETE else None
+        self._trials.append(_trial(self._study.tell(trial, value, state=state), self.space))
 
     def trials(self) -> list[Trial]:
         """Every finished trial, in order."""
-        return [_trial(frozen) for frozen in self._study.get_trials(deepcopy=False) if frozen.state.is_finished()]
+        return list(self._trials)
 
     def history(self) -> list[Observation]:
         """What a strategy is shown."""
-        return [seen for seen in (trial.observation() for trial in self.trials()) if seen is not None]
+        return [seen for trial in self._trials if (seen := trial.observation()) is not None]
 
     def close(self) -> None:
         self._storage.remove_session()
@@ -158,13 +160,14 @@ class Study:
         self.close()
 
 
-def _trial(frozen: FrozenTrial) -> Trial:
-    attributes = frozen.user_attrs
+def _trial(frozen: FrozenTrial, space: SearchSpace) -> Trial:
+    attributes = frozen.user_attrs.get("record", {})
     record = attributes.get("counters") if frozen.state == TrialState.COMPLETE else None
+    index = frozen.params.get("i")
     started = frozen.datetime_start
     return Trial(
         number=frozen.number,
-        batch_size=int(attributes.get("batch_size", 0)),
+        batch_size=0 if index is None else space.sizes[int(index)],
         counters=None if record is None else Counters(**record),
         seconds=float(attributes.get("seconds", 0.0)),
         started="" if started is None else started.astimezone(UTC).isoformat(timespec="seconds"),

@@ -96,6 +96,7 @@ def make_report(
     rows = []
     for size, result in results.items():
         counters = [trial.counters for trial in kept if trial.batch_size == size and trial.counters is not None]
+        counters = [one for one in counters if not one.tainted] or counters
         rows.append(
             {
                 "batch_size": size,

@@ -43,10 +43,12 @@ class StudyView:
         )
         if self._region is None:
             batch, samples_per_s, spread, peak, note = _cells(trial)
+            again = sum(seen.batch_size == trial.batch_size and seen.counters is not None for seen in self._trials) > 1
             left = f", about {duration(forecast.remaining_s)} left" if forecast.remaining_sizes else ""
+            progress = "second look" if again else f"{self._sizes()} of {self._budget} sizes{left}"
             self._console.line(
                 f"batch size {batch}: {samples_per_s} samples/s, spread {spread}, peak {peak}"
-                f"{', ' + note if note else ''} ({self._sizes()} of {self._budget} sizes{left})"
+                f"{', ' + note if note else ''} ({progress})"
             )
         self._redraw("", forecast)
 

@@ -42,7 +42,17 @@ def test_speedup_is_unknown_while_bs_max_was_not_measured() -> None:
 
 def test_repeats_are_averaged_and_failures_left_out() -> None:
     history = [Observation(8, 100.0, 0.01), Observation(8, 90.0, 0.03), Observation(16, None)]
-    assert summarise(history) == {8: SizeResult(8, 95.0, 0.03, 2)}
+    assert summarise(history) == {8: SizeResult(8, 95.0, 0.02, 2)}
+
+
+def test_a_disturbed_measurement_counts_only_where_there_is_no_other() -> None:
+    disturbed, steady = Observation(8, 50.0, 0.3, disturbed=True), Observation(8, 100.0, 0.01)
+    assert summarise([disturbed]) == {8: SizeResult(8, 50.0, 0.3, 1)}
+    assert summarise([disturbed, steady]) == {8: SizeResult(8, 100.0, 0.01, 1)}
+
+
+def test_a_disturbed_spread_does_not_make_everything_equal() -> None:
+    assert select(_results({4: 70.0, 8: 100.0}, spread=8.0), 8).bs_opt == 8
 
 
 _CURVES = st.dictionaries(st.integers(1, 128), st.floats(0.1, 1000), min_size=1)
@@ -55,4 +65,4 @@ def test_bs_opt_is_never_larger_than_bs_peak_and_never_outside_the_plateau(
     choice = select(_results(speeds, spread), max(speeds))
     assert choice.bs_opt <= choice.bs_peak
     assert choice.plateau[0] == choice.bs_opt <= choice.plateau[1]
-    assert speeds[choice.bs_opt] >= speeds[choice.bs_peak] * (1 - max(0.02, spread))
+    assert speeds[choice.bs_opt] >= speeds[choice.bs_peak] * (1 - max(0.02, min(spread, 0.1)))

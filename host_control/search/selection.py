@@ -14,6 +14,9 @@ from host_control.search.strategy import SizeResult
 TOLERANCE = 0.02
 """Sizes within 2 % of the best are as good as the best."""
 
+WIDEST_SPREAD = 0.1
+"""A wider spread says that the measurement was disturbed, not that slower sizes are as good."""
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -33,7 +36,8 @@ class Selection:
 
 def as_good(result: SizeResult, best: SizeResult) -> bool:
     """Whether a size's mean is within max(2 %, its own spread) of the best."""
-    return result.samples_per_s >= best.samples_per_s * (1 - max(TOLERANCE, result.spread))
+    allowed = max(TOLERANCE, min(result.spread, WIDEST_SPREAD))
+    return result.samples_per_s >= best.samples_per_s * (1 - allowed)
 
 
 def select(results: Mapping[int, SizeResult], bs_max: int) -> Selection:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 from typing import Protocol
 
 from host_control.search.space import SearchSpace
@@ -16,16 +16,20 @@ from host_control.search.space import SearchSpace
 
 @dataclass(frozen=True)
 class Observation:
-    """One measurement of one size. `samples_per_s` is None where the trial failed (never proposed again)."""
+    """One measurement of one size. `samples_per_s` is None where the trial failed (never proposed again).
+
+    `disturbed`: measured while something else slowed the board; it counts only while the size has nothing better.
+    """
 
     batch_size: int
     samples_per_s: float | None
     spread: float = 0.0
+    disturbed: bool = False
 
 
 @dataclass(frozen=True)
 class SizeResult:
-    """All measurements of one size: mean samples/s, largest spread, how many."""
+    """The measurements of one size that count: mean samples/s, median spread, how many."""
 
     batch_size: int
     samples_per_s: float
@@ -49,19 +53,17 @@ MakeStrategy = Callable[[SearchSpace, int], Strategy]
 
 def summarise(history: Sequence[Observation]) -> dict[int, SizeResult]:
     """What was measured of every size, by batch size in rising order; failed trials are not in it."""
-    values: dict[int, list[Observation]] = {}
+    measured: dict[int, list[Observation]] = {}
     for seen in history:
         if seen.samples_per_s is not None:
-            values.setdefault(seen.batch_size, []).append(seen)
-    return {
-        size: SizeResult(
-            size,
-            fmean(seen.samples_per_s for seen in values[size] if seen.samples_per_s is not None),
-            max(seen.spread for seen in values[size]),
-            len(values[size]),
-        )
-        for size in sorted(values)
-    }
+            measured.setdefault(seen.batch_size, []).append(seen)
+    return {size: _summary(size, measured[size]) for size in sorted(measured)}
+
+
+def _summary(size: int, measured: Sequence[Observation]) -> SizeResult:
+    steady = [seen for seen in measured if not seen.disturbed] or measured
+    speeds = [seen.samples_per_s for seen in steady if seen.samples_per_s is not None]
+    return SizeResult(size, fmean(speeds), median(seen.spread for seen in steady), len(steady))
 
 
 def distinct_sizes(history: Sequence[Observation]) -> set[int]:

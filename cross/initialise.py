@@ -77,8 +77,3 @@ def initial_values(model: Model, seed: int) -> dict[str, Array]:
 def default_bound(fan_in: int) -> float:
     """PyTorch's default for weights and biases of convolution and linear layers: 1 / sqrt(fan_in)."""
     return 1.0 / sqrt(max(fan_in, 1))
-
-
-def relu_bound(fan_in: int) -> float:
-    """sqrt(6 / fan_in), the gain of a ReLU (He et al. 2015): keeps the size of the signal without batch norm."""
-    return sqrt(6.0 / max(fan_in, 1))

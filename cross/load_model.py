@@ -13,6 +13,7 @@ from cross.errors import CorruptInputError, TasteError, UnsupportedModelError, U
 from cross.graph import BATCH, Init, Model, Shape, TensorType
 from cross.initialise import initial_value
 from cross.onnx_import.blocks import compute_blocks
+from cross.onnx_import.calibrate import calibrate
 from cross.onnx_import.draft import Draft
 from cross.onnx_import.head import flatten_logits, remove_softmax, replace_classes
 from cross.onnx_import.inits import choose_inits
@@ -122,7 +123,9 @@ def _import(
     if not draft.parameters:
         raise UnsupportedModelError("the model has no weights to train. Choose another --output.")
     metadata = _metadata(draft, source, softmax, "nhwc" if turned else "nchw")
-    return _finish(draft, output, name, init, seed, fresh, metadata, keep_signal=not from_zoo)
+    model = _finish(draft, output, name, init, seed, fresh, metadata)
+    uncalibrated = init == "seeded" and not from_zoo and not model.states
+    return calibrate(model, seed) if uncalibrated else model
 
 
 def _finish(
@@ -133,10 +136,8 @@ def _finish(
     seed: int,
     fresh: set[str],
     metadata: dict[str, Any],
-    *,
-    keep_signal: bool,
 ) -> Model:
-    inits = choose_inits(draft, keep_signal=keep_signal)
+    inits = choose_inits(draft)
     nodes, blocks = compute_blocks(draft.nodes, draft.input, output)
     seeded = set(inits) if init == "seeded" else fresh
     return Model(

@@ -36,7 +36,7 @@ Progress = Callable[[str, int, int], None]
 
 def compile_kernels(kernels: Kernels, cache: Path, progress: Progress | None = None) -> dict[str, Path]:
     """Object file of every kernel; those in `cache` already are not built again. One worker process a core."""
-    folder = cache / f"{kernels.target.name}-{_sources_digest()}"
+    folder = cache / f"{kernels.target.name}-{_sources_digest(kernels.target)}"
     folder.mkdir(parents=True, exist_ok=True)
     objects = {symbol: folder / f"{symbol}.o" for symbol in kernels.builders}
     wanted = [symbol for symbol, path in objects.items() if not path.exists()]
@@ -125,11 +125,11 @@ def _feed(worker: subprocess.Popen[str], waiting: queue.SimpleQueue[str], report
         report.one_more()
 
 
-def _sources_digest() -> str:
-    """What an object depends on beside its symbol: the code that builds and schedules kernels, and TVM."""
-    digest = hashlib.sha256(tvm.__version__.encode())
+def _sources_digest(target: Target) -> str:
+    """What an object depends on beside its symbol: the target, the code that builds and schedules kernels, and TVM."""
+    digest = hashlib.sha256(f"{tvm.__version__} {target}".encode())
     root = Path(__file__).parent
-    for path in sorted((root / "kernels").glob("*.py")) + [Path(__file__), root / "boards.toml", root / "storage.py"]:
+    for path in sorted((root / "kernels").glob("*.py")) + [Path(__file__), root / "storage.py"]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 

@@ -50,8 +50,8 @@ class LoopOptions:
 class Clock:
     """Monotonic time and sleeping, replaceable by a simulated board's."""
 
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
+    now: Callable[[], float] = lambda: time.monotonic()
+    sleep: Callable[[float], None] = lambda seconds: time.sleep(seconds)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,8 @@ def oracle(name: str, samples: dict[str, np.ndarray[Any, Any]]) -> float:
 
     module = torch_like(load_model(name), name, torch.float64).train()
     logits = module(torch.tensor(samples["x"], dtype=torch.float64))
-    return float(torch.nn.functional.cross_entropy(logits, torch.tensor(samples["y"], dtype=torch.int64)))
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(samples["y"], dtype=torch.int64))
+    return float(loss.detach())
 
 
 @pytest.mark.needs("torch")

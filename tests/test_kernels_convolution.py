@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cross.kernels.convolution import ConvSpec, convolution_class, flops
+from cross.kernels.convolution import ConvSpec, convolution_class, flops, with_needed_pads
 from cross.kernels.convolution_forward import convolution_forward
 from cross.kernels.convolution_input_gradient import (
     convolution_input_gradient,
@@ -70,7 +70,11 @@ def check(spec: ConvSpec) -> None:
     input_gradient = Runner(convolution_input_gradient(spec, HOST))
     weight_gradient = Runner(convolution_weight_gradient(spec, HOST))
     x_stored, y_stored = spec.x_storage(HOST), spec.y_storage(HOST)
-    x_plain, y_plain, w_storage = spec.x_storage(HOST, NO_PADS), spec.y_storage(HOST, NO_PADS), spec.weight_storage(HOST)
+    x_plain, y_plain, w_storage = (
+        spec.x_storage(HOST, NO_PADS),
+        spec.y_storage(HOST, NO_PADS),
+        spec.weight_storage(HOST),
+    )
     for batch in (1, 2, 3):
         x, w, dy = _tensors(spec, batch)
         y = canonical(forward(stored(x, x_stored), stored(w, w_storage), empty(y_plain, batch)), y_plain)
@@ -84,12 +88,12 @@ def check(spec: ConvSpec) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_kernels_agree_with_numpy(name: str) -> None:
-    check(SHAPES[name].with_needed_pads())
+    check(with_needed_pads(SHAPES[name]))
 
 
 @pytest.mark.parametrize("name", ["3x3", "3x3 stride 2 odd", "stem"])
 def test_storages_may_be_padded_wider_than_needed(name: str) -> None:
-    spec = SHAPES[name].with_needed_pads()
+    spec = with_needed_pads(SHAPES[name])
     top, left, bottom, right = spec.x_pads
     y_top, y_left, y_bottom, y_right = spec.y_pads
     check(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cross.kernels.convolution import ConvSpec, convolution_class
+from cross.kernels.convolution import ConvSpec, convolution_class, with_needed_pads
 from cross.kernels.depthwise import depthwise_forward, depthwise_input_gradient, depthwise_weight_gradient
 from cross.storage import NO_PADS
 from tests import convolution_reference as reference
@@ -35,7 +35,7 @@ def _random(shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_kernels_agree_with_numpy(name: str) -> None:
-    spec = SHAPES[name].with_needed_pads()
+    spec = with_needed_pads(SHAPES[name])
     assert convolution_class(spec, HOST) == "depthwise"
     forward, input_gradient = Runner(depthwise_forward(spec, HOST)), Runner(depthwise_input_gradient(spec, HOST))
     weight_gradient = Runner(depthwise_weight_gradient(spec, HOST))

@@ -71,10 +71,6 @@ class ConvSpec:
             return depthwise_weight(self.weight_shape, target.channel_block)
         return convolution_weight(self.weight_shape, target.channel_block, self.groups)
 
-    def with_needed_pads(self) -> ConvSpec:
-        """The same convolution with storages that have just the pads its kernels need."""
-        return replace(self, x_pads=forward_pads(self), y_pads=input_gradient_pads(self))
-
 
 def convolution_class(spec: ConvSpec, target: Target) -> str:
     """'direct', 'depthwise' or 'grouped': which kernels run it, so which storages its tensors have."""
@@ -88,8 +84,13 @@ def convolution_class(spec: ConvSpec, target: Target) -> str:
 
 def flops(spec: ConvSpec) -> int:
     """Floating-point operations a sample, the same for the forward pass and for either gradient."""
-    return 2 * spec.out_channels * spec.out_height * spec.out_width * (spec.in_channels // spec.groups) * (
-        spec.kernel[0] * spec.kernel[1]
+    return (
+        2
+        * spec.out_channels
+        * spec.out_height
+        * spec.out_width
+        * (spec.in_channels // spec.groups)
+        * (spec.kernel[0] * spec.kernel[1])
     )
 
 
@@ -102,18 +103,14 @@ def forward_pads(spec: ConvSpec) -> Pads:
 
 def input_gradient_pads(spec: ConvSpec) -> Pads:
     """Least pads of the storage of the gradient of y for the input gradient."""
-    before, after = [], []
-    lines = ((spec.height, spec.out_height), (spec.width, spec.out_width))
-    for axis, (extent, out_extent) in enumerate(lines):
-        phases = [taps_of_phase(spec, axis, phase) for phase in range(min(spec.strides[axis], extent))]
-        reads = [
-            (taps.offset + step * taps.offset_step, phase_extent(extent, phase, spec.strides[axis]))
-            for phase, taps in enumerate(phases)
-            for step in range(taps.count)
-        ]
-        before.append(max((-first for first, _ in reads), default=0))
-        after.append(max((first + length - out_extent for first, length in reads), default=0))
-    return max(0, before[0]), max(0, before[1]), max(0, after[0]), max(0, after[1])
+    top, bottom = _needed(spec, 0, spec.height, spec.out_height)
+    left, right = _needed(spec, 1, spec.width, spec.out_width)
+    return top, left, bottom, right
+
+
+def with_needed_pads(spec: ConvSpec) -> ConvSpec:
+    """The same convolution with storages that have just the pads its kernels need."""
+    return replace(spec, x_pads=forward_pads(spec), y_pads=input_gradient_pads(spec))
 
 
 @dataclass(frozen=True)
@@ -128,7 +125,46 @@ class Taps:
     offset_step: int
 
 
-def taps_of_phase(spec: ConvSpec, axis: int, phase: int) -> Taps:
+@dataclass(frozen=True)
+class Phase:
+    """Output pixels `row + stride * q`, q < `height`, and the same across: all sum over the same taps. The offsets of taps
+    count from the stored (padded) input's first row and column."""
+
+    row: int
+    column: int
+    height: int
+    width: int
+    row_taps: Taps
+    column_taps: Taps
+
+
+def forward_phase(spec: ConvSpec) -> Phase:
+    """The forward pass, on x as stored: one phase, whose rows step by the stride in x."""
+    row_taps, column_taps = (
+        Taps(spec.kernel[axis], 0, 1, spec.x_pads[axis] - spec.pads[axis], spec.dilations[axis]) for axis in (0, 1)
+    )
+    return Phase(0, 0, spec.out_height, spec.out_width, row_taps, column_taps)
+
+
+def input_gradient_phases(spec: ConvSpec) -> tuple[Phase, ...]:
+    """The input gradient, on the gradient of y as stored: a phase for every input row and column modulo the strides."""
+    return tuple(
+        Phase(
+            row,
+            column,
+            _phase_extent(spec.height, row, spec.strides[0]),
+            _phase_extent(spec.width, column, spec.strides[1]),
+            *(
+                replace(taps, offset=taps.offset + spec.y_pads[axis])
+                for axis, taps in enumerate((_phase_taps(spec, 0, row), _phase_taps(spec, 1, column)))
+            ),
+        )
+        for row in range(min(spec.strides[0], spec.height))
+        for column in range(min(spec.strides[1], spec.width))
+    )
+
+
+def _phase_taps(spec: ConvSpec, axis: int, phase: int) -> Taps:
     """Taps of the input gradient at input rows `phase, phase + stride, ...`: row stride * q + phase of x reaches output row
     (stride * q + phase + pad - r * dilation) / stride through kernel row r, where that division is exact. Taps run from the
     last kernel row to the first, so that rows of the output gradient are read in rising order."""
@@ -141,7 +177,18 @@ def taps_of_phase(spec: ConvSpec, axis: int, phase: int) -> Taps:
     return Taps(len(rows), rows[0], step, offset, -(step * dilation) // stride)
 
 
-def phase_extent(extent: int, phase: int, stride: int) -> int:
+def _phase_extent(extent: int, phase: int, stride: int) -> int:
     """Rows of a line of `extent` that are `phase` modulo `stride`."""
     return -(-(extent - phase) // stride)
 
+
+def _needed(spec: ConvSpec, axis: int, extent: int, out_extent: int) -> tuple[int, int]:
+    """Rows before and after the gradient of y that the input gradient reads."""
+    before = after = 0
+    for phase in range(min(spec.strides[axis], extent)):
+        taps = _phase_taps(spec, axis, phase)
+        if taps.count:
+            last = taps.offset + (taps.count - 1) * taps.offset_step
+            before = max(before, -taps.offset)
+            after = max(after, last + _phase_extent(extent, phase, spec.strides[axis]) - out_extent)
+    return before, after

@@ -1,9 +1,12 @@
-"""Forward pass of the direct convolution: y[n, o, p, q] = sum over c, r, s of x[n, c, p*stride + r*dilation - pad, ..] * w[o, c, r, s]."""
+"""Forward pass of the direct convolution:
+
+y[n, o, p, q] = sum over c, r, s of x[n, c, p*stride + r*dilation - pad, ..] * w[o, c, r, s].
+"""
 
 from __future__ import annotations
 
-from cross.kernels.convolution import ConvSpec, Taps
-from cross.kernels.correlation import Correlation, Phase, correlation
+from cross.kernels.convolution import ConvSpec, forward_phase
+from cross.kernels.correlation import Correlation, correlation
 from cross.kernels.loop_nest import PrimFunc
 from cross.storage import NO_PADS
 from cross.target import Target
@@ -13,9 +16,6 @@ def convolution_forward(spec: ConvSpec, target: Target) -> PrimFunc:
     """PrimFunc(x stored with `spec.x_pads`, w in forward storage, y stored without pads).
 
     x_pads must be at least `forward_pads(spec)`. Output channels that fill up the last block come out zero."""
-    row_taps, column_taps = (
-        Taps(spec.kernel[axis], 0, 1, spec.x_pads[axis] - spec.pads[axis], spec.dilations[axis]) for axis in (0, 1)
-    )
     work = Correlation(
         name="convolution_forward",
         source=spec.x_storage(target),
@@ -24,6 +24,6 @@ def convolution_forward(spec: ConvSpec, target: Target) -> PrimFunc:
         groups=spec.groups,
         in_strides=spec.strides,
         out_strides=(1, 1),
-        phases=(Phase(0, 0, spec.out_height, spec.out_width, row_taps, column_taps),),
+        phases=(forward_phase(spec),),
     )
     return correlation(work, target)

@@ -1,6 +1,6 @@
 """Input gradient of the direct convolution: dx[n, c, h, w] = sum over o, r, s of dy[n, o, p, q] * w[o, c, r, s], where
 p*stride + r*dilation - pad = h. Rows of x are taken by their phase, h modulo stride: all rows of a phase sum over the same
-kernel rows (`taps_of_phase`), so each phase is a correlation of dy with part of the kernel, and nothing is multiplied by zero.
+kernel rows (`input_gradient_phases`), so each phase is a correlation of dy with part of the kernel, and nothing is multiplied by zero.
 
 The vector lanes run over input channels here, so the weight is read from a transposed copy, made once a step.
 """
@@ -12,9 +12,9 @@ from dataclasses import replace
 from tvm.script.ir_builder import tirx as T
 
 from cross.graph import Shape
-from cross.kernels.convolution import ConvSpec, Taps, phase_extent, taps_of_phase
-from cross.kernels.correlation import Correlation, Phase, correlation
-from cross.kernels.loop_nest import PrimFunc, lanes, store, write_kernel
+from cross.kernels.convolution import ConvSpec, Taps, input_gradient_phases
+from cross.kernels.correlation import Correlation, correlation
+from cross.kernels.loop_nest import PrimFunc, store, write_kernel
 from cross.storage import NO_PADS
 from cross.target import Target
 
@@ -48,13 +48,6 @@ def convolution_input_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
     """PrimFunc(dy stored with `spec.y_pads`, transposed copy of w, dx stored without pads).
 
     y_pads must be at least `input_gradient_pads(spec)`. Any stride, pad and dilation; rows of x that no output reads get zero."""
-    phases = []
-    for row in range(min(spec.strides[0], spec.height)):
-        for column in range(min(spec.strides[1], spec.width)):
-            taps = [taps_of_phase(spec, axis, phase) for axis, phase in enumerate((row, column))]
-            stored = [_in_copy(spec, axis, tap) for axis, tap in enumerate(taps)]
-            extents = phase_extent(spec.height, row, spec.strides[0]), phase_extent(spec.width, column, spec.strides[1])
-            phases.append(Phase(row, column, *extents, *stored))
     work = Correlation(
         name="convolution_input_gradient",
         source=spec.y_storage(target),
@@ -63,15 +56,14 @@ def convolution_input_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
         groups=spec.groups,
         in_strides=(1, 1),
         out_strides=spec.strides,
-        phases=tuple(phases),
+        phases=tuple(
+            replace(phase, row_taps=_in_copy(spec, 0, phase.row_taps), column_taps=_in_copy(spec, 1, phase.column_taps))
+            for phase in input_gradient_phases(spec)
+        ),
     )
     return correlation(work, target)
 
 
 def _in_copy(spec: ConvSpec, axis: int, taps: Taps) -> Taps:
-    """The same taps on the stored output gradient and on the copy of the weight, whose rows are reversed."""
-    last = spec.kernel[axis] - 1
-    return replace(taps, first=last - taps.first, step=-taps.step, offset=taps.offset + spec.y_pads[axis])
-
-
-__all__ = ["convolution_input_gradient", "transposed_weight_shape", "weight_transpose"]
+    """The same taps on the copy of the weight, whose rows and columns are reversed."""
+    return replace(taps, first=spec.kernel[axis] - 1 - taps.first, step=-taps.step)

@@ -1,4 +1,6 @@
-"""Weight gradient of the direct convolution: dw[o, c, r, s] = sum over n, p, q of x[n, c, p*stride + r*dilation - pad, ..] * dy[n, o, p, q].
+"""Weight gradient of the direct convolution:
+
+dw[o, c, r, s] = sum over n, p, q of x[n, c, p*stride + r*dilation - pad, ..] * dy[n, o, p, q].
 
 A task owns a part of dw: a tile of `vectors` blocks of output channels, some blocks of input channels, and where that gives too
 few tasks one kernel row, or one tile of it. It walks over samples and rows in chunks small enough for the first-level cache;
@@ -57,7 +59,9 @@ def convolution_weight_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
     line = kernel_columns * depth // lines
     scalars, vectors = register_tile(target, ((line, lines),), out_blocks // spec.groups)
     blocks, cut = split(out_blocks // spec.groups, vectors), split(line, scalars)
-    shares = _shares(target, spec.groups * blocks.count, in_blocks, kernel_rows, cut.count, line * lines * vectors * width * 4)
+    shares = _shares(
+        target, spec.groups * blocks.count, in_blocks, kernel_rows, cut.count, line * lines * vectors * width * 4
+    )
     x_shape, dy_shape = spec.x_storage(target).shape, spec.y_storage(target).shape
     with write_kernel("convolution_weight_gradient") as kernel:
         x, dy = kernel.tensor("x", x_shape), kernel.tensor("dy", dy_shape)
@@ -71,7 +75,12 @@ def convolution_weight_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
                 with when(T.And(block_tile >= first, block_tile < first + count)):
                     block = settle(group * blocks.total + first_block + (block_tile - first) * size)
                     nest = _Nest(spec, x, dy, dw, kernel.batch, settle(group * in_blocks), block, size, cut, depth)
-                    nest.part(*(_range(place[axis], shares[axis], shape) for axis, shape in ((1, in_blocks), (2, kernel_rows), (3, cut.count))))
+                    nest.part(
+                        *(
+                            _range(place[axis], shares[axis], shape)
+                            for axis, shape in ((1, in_blocks), (2, kernel_rows), (3, cut.count))
+                        )
+                    )
     return kernel.function
 
 
@@ -88,7 +97,10 @@ def _shares(
         tasks
         for tasks in range(1, in_blocks + 1)
         if in_blocks % tasks == 0
-        and (tasks == in_blocks or (in_blocks // tasks * kernel_rows * row_bytes <= TASK_BYTES and block_tiles * tasks >= enough))
+        and (
+            tasks == in_blocks
+            or (in_blocks // tasks * kernel_rows * row_bytes <= TASK_BYTES and block_tiles * tasks >= enough)
+        )
     )
     rows = kernel_rows if block_tiles * inputs < enough else 1
     tiles = line_tiles if block_tiles * inputs * rows < enough else 1
@@ -126,7 +138,6 @@ class _Nest:
     def part(self, inputs: Range, rows: Range, tiles: Range) -> None:
         """This task's part of dw: ranges of input blocks, kernel rows and tiles of a line."""
         spec = self.spec
-        self._tiles(inputs, rows, tiles, self._clear)
         samples = max(1, CHUNK_PIXELS // (spec.out_height * spec.out_width))
         height = chunk(spec.out_height, CHUNK_PIXELS // spec.out_width)
         sample_chunks, row_chunks = (self.batch + (samples - 1)) // samples, -(-spec.out_height // height)
@@ -151,19 +162,19 @@ class _Nest:
                 with T.serial(begin, end) as tile:
                     body((inputs[0] + c, rows[0] + r, line, first_item + (tile - first) * size), size)
 
-    def _clear(self, place: tuple[Expr, ...], scalars: int) -> None:
-        c, r, line, first = place
-        with T.grid(self.vectors, scalars) as (k, i):
-            store(self.dw, (self.block + k, c, r, line, first + i, lanes(0, self.width)), zeros(self.width))
-
     def _add(self, place: tuple[Expr, ...], scalars: int, samples: Range, rows: Range) -> None:
-        """Add one chunk's products to `scalars` items of a line."""
+        """Add one chunk's products to `scalars` items of a line; the first chunk sets them."""
         c, r, line, first = place
         first, lane = settle(first), lanes(0, self.width)
         sums = [local(self.vectors, self.width) for _ in range(scalars)]
         every = [(i, k) for i in range(scalars) for k in range(self.vectors)]
-        for i, k in every:
-            store(sums[i], (k, lane), self.dw[self.block + k, c, r, line, first + i, lane])
+        with T.If(T.Or(samples[0] > 0, rows[0] > 0)):
+            with T.Then():
+                for i, k in every:
+                    store(sums[i], (k, lane), self.dw[self.block + k, c, r, line, first + i, lane])
+            with T.Else():
+                for i, k in every:
+                    store(sums[i], (k, lane), zeros(self.width))
         unrolled = self.spec.out_width if self.spec.out_width <= UNROLLED_COLUMNS else 4
         whole = self.spec.out_width // unrolled
         with T.serial(samples[1]) as n, T.serial(rows[1]) as h:

@@ -16,36 +16,28 @@ from math import prod
 
 from tvm.script.ir_builder import tirx as T
 
-from cross.kernels.convolution import Pair, Taps
-from cross.kernels.loop_nest import Buffer, Expr, PrimFunc, add_to, lanes, local, opaque_serial, settle, spread, store, when, write_kernel, zeros
+from cross.kernels.convolution import Pair, Phase
+from cross.kernels.loop_nest import (
+    Buffer,
+    Expr,
+    PrimFunc,
+    add_to,
+    lanes,
+    local,
+    opaque_serial,
+    settle,
+    spread,
+    store,
+    when,
+    write_kernel,
+    zeros,
+)
 from cross.kernels.tiles import Split, fits_with, register_tile, split
 from cross.storage import Storage
 from cross.target import Target
 
 SHORT_ROW = 5
 """Rows with fewer pixels share tiles with the next ones."""
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Output pixels `row + out_stride * q`, q < `height`, and the same across; offsets of the taps count from the stored
-    (padded) input's first row."""
-
-    row: int
-    column: int
-    height: int
-    width: int
-    row_taps: Taps
-    column_taps: Taps
-
-    @property
-    def line(self) -> int:
-        """Pixels that tiles are cut from: a row, so that a tile has one address, or the whole phase where rows are short."""
-        return self.width if self.width >= SHORT_ROW else self.height * self.width
-
-    @property
-    def lines(self) -> int:
-        return self.height * self.width // self.line
 
 
 @dataclass(frozen=True)
@@ -62,14 +54,20 @@ class Correlation:
     phases: tuple[Phase, ...]
 
 
+def _line(phase: Phase) -> tuple[int, int]:
+    """(pixels, number) of the lines that tiles are cut from: rows, so that a tile has one address, or the whole phase where
+    rows are short."""
+    return (phase.width, phase.height) if phase.width >= SHORT_ROW else (phase.width * phase.height, 1)
+
+
 def correlation(work: Correlation, target: Target) -> PrimFunc:
     """PrimFunc(in, weight, out)."""
     group_blocks = work.destination.shape[1] // work.groups
-    lines = tuple((phase.line, phase.lines) for phase in work.phases)
+    lines = tuple(_line(phase) for phase in work.phases)
     pixels, vectors = register_tile(target, lines, group_blocks)
     blocks = split(group_blocks, vectors)
-    tiles = [(phase, split(phase.line, pixels)) for phase in work.phases]
-    tile_count = sum(phase.lines * cut.count for phase, cut in tiles)
+    tiles = [(phase, split(length, pixels), count) for phase, (length, count) in zip(work.phases, lines, strict=True)]
+    tile_count = sum(cut.count * count for _, cut, count in tiles)
     block_tiles = work.groups * blocks.count
     # What is larger is read once: the weights of a tile, kept over the samples, or a sample, kept over the tiles.
     weights_outside = prod(work.weight_shape) // block_tiles > work.source.elements
@@ -80,12 +78,24 @@ def correlation(work: Correlation, target: Target) -> PrimFunc:
         with T.parallel(kernel.batch * (block_tiles * tile_count)) as task:
             outer, tile = settle(task // tile_count), settle(task % tile_count)
             inside = kernel.batch if weights_outside else block_tiles
-            sample, block_tile = (outer % inside, outer // inside) if weights_outside else (outer // inside, outer % inside)
+            sample, block_tile = (
+                (outer % inside, outer // inside) if weights_outside else (outer // inside, outer % inside)
+            )
             group = settle(block_tile // blocks.count)
-            nest = _Nest(work, source, weight, destination, settle(sample), group, settle(block_tile % blocks.count), target, kernel.batch)
+            nest = _Nest(
+                work,
+                source,
+                weight,
+                destination,
+                settle(sample),
+                group,
+                settle(block_tile % blocks.count),
+                target,
+                kernel.batch,
+            )
             first = 0
-            for phase, cut in tiles:
-                end = first + phase.lines * cut.count
+            for phase, cut, count in tiles:
+                end = first + cut.count * count
                 with when(T.And(tile >= first, tile < end)):
                     nest.phase(phase, cut, blocks, tile - first)
                 first = end
@@ -117,13 +127,13 @@ class _Nest:
                         T.And(self.block_tile >= first_block_tile, self.block_tile < first_block_tile + block_tiles),
                     )
                 ):
-                    pixel = settle(line * phase.line + first_pixel + (item - first) * size)
+                    pixel = settle(line * cut.total + first_pixel + (item - first) * size)
                     block = self.group * blocks.total + first_block + (self.block_tile - first_block_tile) * vectors
                     self.tile(phase, pixel, size, settle(block), vectors)
 
     def tile(self, phase: Phase, pixel: Expr, pixels: int, block: Expr, vectors: int) -> None:
         """`pixels` outputs from `pixel` on (row-major in the phase) of `vectors` channel blocks from `block` on."""
-        if phase.line == phase.width:
+        if phase.width >= SHORT_ROW:
             row, column = settle(pixel // phase.width), settle(pixel % phase.width)
             places = [(row, column + p) for p in range(pixels)]
         else:
@@ -141,7 +151,9 @@ class _Nest:
             y, x = places[p][0] * row_stride + phase.row, places[p][1] * column_stride + phase.column
             store(self.destination, (self.sample, block + k, y, x, lane), sums[p][k, lane])
 
-    def _sum(self, phase: Phase, sums: list[Buffer], places: list[tuple[Expr, Expr]], block: Expr, vectors: int) -> None:
+    def _sum(
+        self, phase: Phase, sums: list[Buffer], places: list[tuple[Expr, Expr]], block: Expr, vectors: int
+    ) -> None:
         """Add up all input channels and taps. Where the weights of a whole kernel row fit into registers beside the sums, each
         input column is broadcast once for all pixels and taps that read it."""
         _, group_blocks, _, _, depth, width = self.work.weight_shape
@@ -149,7 +161,11 @@ class _Nest:
         unrolled = columns.count if fits_with(self.target, len(places) * vectors, columns.count * vectors) else 1
         reads = self._reads(phase, places, range(unrolled))
         first_source, lane = settle(self.group * group_blocks), lanes(0, width)
-        with T.serial(group_blocks) as c, T.serial(rows.count) as j, opaque_serial(columns.count // unrolled, self.batch) as outer:
+        with (
+            T.serial(group_blocks) as c,
+            T.serial(rows.count) as j,
+            opaque_serial(columns.count // unrolled, self.batch) as outer,
+        ):
             r = rows.first + j * rows.step
             with T.unroll(depth) as i:
                 for row, column, users in reads:
@@ -170,7 +186,7 @@ class _Nest:
         users: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for p in range(len(places)):
             for tap in taps:
-                one_row = phase.line == phase.width
+                one_row = phase.width >= SHORT_ROW
                 key = (0, p * stride + tap * step) if one_row else (p, tap * step)
                 users.setdefault(key, []).append((p, tap))
         return [

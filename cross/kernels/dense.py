@@ -260,9 +260,7 @@ class _Outer:
             with when(row + ROWS > rows), T.serial(rows - row) as left:
                 self._columns(row + left, 1, column, chunk, columns, (first, count))
 
-    def _columns(
-        self, row: Expr, rows: int, column: Expr, chunk: int, columns: int, inner: tuple[Expr, Expr]
-    ) -> None:
+    def _columns(self, row: Expr, rows: int, column: Expr, chunk: int, columns: int, inner: tuple[Expr, Expr]) -> None:
         """All columns of a chunk: whole tiles, then single vectors, then what does not fill a vector."""
         tile = self.vectors * self.width
         end = settle(T.min(column + chunk, columns))

@@ -11,13 +11,11 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-
+from dataclasses import dataclass
 
 from tvm.script.ir_builder import tirx as T
 
-from cross.kernels.convolution import ConvSpec, Pair, Taps, phase_extent, taps_of_phase
+from cross.kernels.convolution import ConvSpec, Pair, Phase, forward_phase, input_gradient_phases
 from cross.kernels.loop_nest import (
     Buffer,
     Expr,
@@ -44,37 +42,14 @@ CHUNK_PIXELS = 256
 
 def depthwise_forward(spec: ConvSpec, target: Target) -> PrimFunc:
     """PrimFunc(x stored with `spec.x_pads`, w, y stored without pads); x_pads at least `forward_pads(spec)`."""
-    row_taps, column_taps = (
-        Taps(spec.kernel[axis], 0, 1, spec.x_pads[axis] - spec.pads[axis], spec.dilations[axis]) for axis in (0, 1)
-    )
-    phase = _Phase(0, 0, spec.out_height, spec.out_width, row_taps, column_taps)
     storages = spec.x_storage(target), spec.weight_storage(target), spec.y_storage(target, NO_PADS)
-    return _correlation("depthwise_forward", storages, spec.strides, (1, 1), [phase])
+    return _correlation("depthwise_forward", storages, spec.strides, (1, 1), (forward_phase(spec),))
 
 
 def depthwise_input_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
     """PrimFunc(dy stored with `spec.y_pads`, w, dx stored without pads); y_pads at least `input_gradient_pads(spec)`."""
-    phases = []
-    for row in range(min(spec.strides[0], spec.height)):
-        for column in range(min(spec.strides[1], spec.width)):
-            taps = [taps_of_phase(spec, axis, phase) for axis, phase in enumerate((row, column))]
-            stored = [replace(tap, offset=tap.offset + spec.y_pads[axis]) for axis, tap in enumerate(taps)]
-            extents = phase_extent(spec.height, row, spec.strides[0]), phase_extent(spec.width, column, spec.strides[1])
-            phases.append(_Phase(row, column, *extents, *stored))
     storages = spec.y_storage(target), spec.weight_storage(target), spec.x_storage(target, NO_PADS)
-    return _correlation("depthwise_input_gradient", storages, (1, 1), spec.strides, phases)
-
-
-@dataclass(frozen=True)
-class _Phase:
-    """As in correlation.py: output rows `row + out_stride * q`, q < height, and the taps that they sum over."""
-
-    row: int
-    column: int
-    height: int
-    width: int
-    row_taps: Taps
-    column_taps: Taps
+    return _correlation("depthwise_input_gradient", storages, (1, 1), spec.strides, input_gradient_phases(spec))
 
 
 def _correlation(
@@ -82,50 +57,60 @@ def _correlation(
     storages: tuple[Storage, Storage, Storage],
     in_strides: Pair,
     out_strides: Pair,
-    phases: list[_Phase],
+    phases: tuple[Phase, ...],
 ) -> PrimFunc:
-    """A task is one row of one phase, of one sample and channel block."""
-    width = storages[0].block
-    lane, blocks = lanes(0, width), storages[0].shape[1]
-    rows = sum(phase.height for phase in phases)
+    """PrimFunc(source, weight, destination), for storages in that order. A task is one row of one phase, of one sample and
+    channel block."""
+    blocks, rows = storages[0].shape[1], sum(phase.height for phase in phases)
     with write_kernel(name) as kernel:
-        source, weight, destination = (
-            kernel.tensor(part, storage.shape) for part, storage in zip(("source", "weight", "destination"), storages)
-        )
+        source = kernel.tensor("source", storages[0].shape)
+        weight = kernel.tensor("weight", storages[1].shape)
+        destination = kernel.tensor("destination", storages[2].shape)
         with T.parallel(kernel.batch * (blocks * rows)) as task:
             sample, block, line = settle(task // (blocks * rows)), settle(task // rows % blocks), settle(task % rows)
-
-            def tile(phase: _Phase, row: Expr, column: Expr, pixels: int) -> None:
-                sums = local(pixels, width)
-                for p in range(pixels):
-                    store(sums, (p, lane), zeros(width))
-                if phase.row_taps.count and phase.column_taps.count:
-                    with T.serial(phase.row_taps.count) as j, T.unroll(phase.column_taps.count) as tap:
-                        y = row * in_strides[0] + phase.row_taps.offset + j * phase.row_taps.offset_step
-                        r = phase.row_taps.first + j * phase.row_taps.step
-                        s = phase.column_taps.first + tap * phase.column_taps.step
-                        for p in range(pixels):
-                            x = (column + p) * in_strides[1] + phase.column_taps.offset
-                            x += tap * phase.column_taps.offset_step
-                            add_to(sums, (p, lane), source[sample, block, y, x, lane] * weight[block, r, s, lane])
-                for p in range(pixels):
-                    y, x = row * out_strides[0] + phase.row, (column + p) * out_strides[1] + phase.column
-                    store(destination, (sample, block, y, x, lane), sums[p, lane])
-
+            nest = _Nest(source, weight, destination, sample, block, storages[0].block, in_strides, out_strides)
             first = 0
             for phase in phases:
                 with when(T.And(line >= first, line < first + phase.height)):
-                    row = settle(line - first)
-                    _columns(phase.width, lambda column, pixels: tile(phase, row, column, pixels))
+                    nest.row(phase, settle(line - first))
                 first += phase.height
     return kernel.function
 
 
-def _columns(total: int, tile: Callable[[Expr, int], None]) -> None:
-    """A row of `total` pixels as tiles: `tile(first column, pixels)`."""
-    for size, _, count, first in split(total, TILE_COLUMNS).parts:
-        with T.serial(count) as index:
-            tile(settle(first + index * size), size)
+@dataclass(frozen=True)
+class _Nest:
+    """The body of one task of the forward pass or the input gradient."""
+
+    source: Buffer
+    weight: Buffer
+    destination: Buffer
+    sample: Expr
+    block: Expr
+    width: int
+    in_strides: Pair
+    out_strides: Pair
+
+    def row(self, phase: Phase, row: Expr) -> None:
+        """One row of a phase, in tiles of neighbouring columns."""
+        for size, _, count, first in split(phase.width, TILE_COLUMNS).parts:
+            with T.serial(count) as index:
+                self._tile(phase, row, settle(first + index * size), size)
+
+    def _tile(self, phase: Phase, row: Expr, column: Expr, pixels: int) -> None:
+        sums, lane = local(pixels, self.width), lanes(0, self.width)
+        rows, columns = phase.row_taps, phase.column_taps
+        for p in range(pixels):
+            store(sums, (p, lane), zeros(self.width))
+        if rows.count and columns.count:
+            with T.serial(rows.count) as j, T.unroll(columns.count) as tap:
+                weights = self.weight[self.block, rows.first + j * rows.step, columns.first + tap * columns.step, lane]
+                y = row * self.in_strides[0] + rows.offset + j * rows.offset_step
+                for p in range(pixels):
+                    x = (column + p) * self.in_strides[1] + columns.offset + tap * columns.offset_step
+                    add_to(sums, (p, lane), self.source[self.sample, self.block, y, x, lane] * weights)
+        for p in range(pixels):
+            y, x = row * self.out_strides[0] + phase.row, (column + p) * self.out_strides[1] + phase.column
+            store(self.destination, (self.sample, self.block, y, x, lane), sums[p, lane])
 
 
 def depthwise_weight_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
@@ -145,8 +130,6 @@ def depthwise_weight_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
         with T.parallel(blocks * shared_rows) as task:
             block, first_row = settle(task // shared_rows), settle(task % shared_rows)
             row_count = kernel_rows // shared_rows
-            with T.grid(row_count, kernel_columns) as (r, s):
-                store(dw, (block, first_row + r, s, lanes(0, width)), zeros(width))
             samples = max(1, CHUNK_PIXELS // (spec.out_height * spec.out_width))
             height = chunk(spec.out_height, CHUNK_PIXELS // spec.out_width)
             with (
@@ -163,7 +146,7 @@ def depthwise_weight_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
 
 @dataclass(frozen=True)
 class _WeightNest:
-    """Adds one chunk of pixels to `rows_at_once` kernel rows of one channel block.
+    """Adds one chunk of pixels to `rows_at_once` kernel rows of one channel block; the first chunk sets them.
 
     Even and odd columns (`ways` of them) have sums of their own where one kernel row alone would wait for its own last add."""
 
@@ -182,9 +165,10 @@ class _WeightNest:
         places = [(r, s) for r in range(self.rows_at_once) for s in range(spec.kernel[1])]
         sums = [local(ways, spec.kernel[1], self.width) for _ in range(self.rows_at_once)]
         for r, s in places:
-            store(sums[r], (0, s, lane), self.dw[self.block, first_row + r, s, lane])
-            for way in range(1, ways):
+            for way in range(ways):
                 store(sums[r], (way, s, lane), zeros(self.width))
+            with when(T.Or(samples[0] > 0, rows[0] > 0)):
+                store(sums[r], (0, s, lane), self.dw[self.block, first_row + r, s, lane])
         unrolled = ways if ways > 1 else min(TILE_COLUMNS, spec.out_width)
         whole = spec.out_width // unrolled
         with T.serial(samples[1]) as n, T.serial(rows[1]) as h:

@@ -23,7 +23,7 @@ def grouped_forward(spec: ConvSpec, target: Target) -> PrimFunc:
         with T.parallel(kernel.batch * spec.out_channels) as task, T.serial(spec.out_height) as p:
             n, o = settle(task // spec.out_channels), settle(task % spec.out_channels)
             with T.serial(spec.out_width) as q:
-                store(y, (n, o, p, q), zeros(1))
+                store(y, (n, o, p, q), kernel.zero())
             with T.grid(group_in, spec.kernel[0]) as (c, r):
                 channel, row = settle(o // group_out * group_in + c), settle(_row(spec, p, r))
                 with when(T.And(row >= 0, row < spec.height)):
@@ -44,7 +44,7 @@ def grouped_input_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
         with T.parallel(kernel.batch * spec.in_channels) as task:
             n, c = settle(task // spec.in_channels), settle(task % spec.in_channels)
             with T.grid(spec.height, spec.width) as (row, column):
-                store(dx, (n, c, row, column), zeros(1))
+                store(dx, (n, c, row, column), kernel.zero())
             with T.grid(group_out, spec.out_height, spec.kernel[0]) as (k, p, r):
                 o, row = settle(c // group_in * group_out + k), settle(_row(spec, p, r))
                 with when(T.And(row >= 0, row < spec.height)):
@@ -74,16 +74,15 @@ def grouped_weight_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
                 store(sums, (lanes(0, width),), zeros(width))
                 with T.grid(kernel.batch, spec.out_height) as (n, p):
                     row = settle(_row(spec, p, r))
-
-                    def product(i: Expr, n: Expr = n, p: Expr = p, row: Expr = row) -> Expr:
-                        return x[n, channel, row, i * spec.strides[1] + column] * dy[n, o, p, first + i]
-
                     with when(T.And(row >= 0, row < spec.height)):
                         with T.serial(count // width) as vector:
                             for lane in range(width):
-                                add_to(sums, (lane,), product(vector * width + lane))
+                                i = vector * width + lane
+                                value = x[n, channel, row, i * spec.strides[1] + column]
+                                add_to(sums, (lane,), value * dy[n, o, p, first + i])
                         for i in range(count - count % width, count):
-                            add_to(sums, (i % width,), product(i))
+                            value = x[n, channel, row, i * spec.strides[1] + column]
+                            add_to(sums, (i % width,), value * dy[n, o, p, first + i])
                 store(dw, (o, c, r, s), _pairwise([sums[lane] for lane in range(width)]))
     return kernel.function
 

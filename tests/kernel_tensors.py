@@ -40,7 +40,7 @@ class Runner:
 
 def _offsets(storage: Storage, batch: int) -> np.ndarray:
     """Element offset of every canonical element."""
-    offset = np.array(storage.base)
+    offset: np.ndarray = np.array(storage.base)
     for axis in storage.axes:
         index = np.arange(batch if axis.extent == BATCH else axis.extent)
         line = index // axis.block * axis.outer_stride + index % axis.block * axis.inner_stride
@@ -69,7 +69,8 @@ def canonical(array: np.ndarray, storage: Storage) -> np.ndarray:
     outside = np.ones(flat.shape, dtype=bool)
     outside[offsets] = False
     assert not flat[outside].any(), f"{int(np.count_nonzero(flat[outside]))} elements outside the tensor are not zero"
-    return flat[offsets].astype(np.float64)
+    result: np.ndarray = flat[offsets].astype(np.float64)
+    return result
 
 
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:

@@ -47,7 +47,7 @@ SHAPES = {
     "dilation 3 stride 2": ConvSpec(8, 8, 11, 12, (3, 3), (2, 2), (3, 3, 3, 3), (3, 3)),
     "dilation 2 stride 4": ConvSpec(8, 8, 14, 13, (3, 3), (4, 4), (1, 1, 1, 1), (2, 2)),
     "two groups": ConvSpec(32, 48, 5, 5, (3, 3), pads=(1, 1, 1, 1), groups=2),
-    "11x11 stride 4": ConvSpec(3, 8, 31, 31, (11, 11), (4, 4), (2, 2, 2, 2)),
+    "stem 6x6 stride 3": ConvSpec(3, 8, 17, 17, (6, 6), (3, 3), (2, 2, 2, 2)),
 }
 TOLERANCE = 1e-6
 

@@ -23,7 +23,7 @@ def grouped_forward(spec: ConvSpec, target: Target) -> PrimFunc:
         with T.parallel(kernel.batch * spec.out_channels) as task, T.serial(spec.out_height) as p:
             n, o = settle(task // spec.out_channels), settle(task % spec.out_channels)
             with T.serial(spec.out_width) as q:
-                store(y, (n, o, p, q), kernel.zero())
+                store(y, (n, o, p, q), zeros(1))
             with T.grid(group_in, spec.kernel[0]) as (c, r):
                 channel, row = settle(o // group_out * group_in + c), settle(_row(spec, p, r))
                 with when(T.And(row >= 0, row < spec.height)):
@@ -44,7 +44,7 @@ def grouped_input_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
         with T.parallel(kernel.batch * spec.in_channels) as task:
             n, c = settle(task // spec.in_channels), settle(task % spec.in_channels)
             with T.grid(spec.height, spec.width) as (row, column):
-                store(dx, (n, c, row, column), kernel.zero())
+                store(dx, (n, c, row, column), zeros(1))
             with T.grid(group_out, spec.out_height, spec.kernel[0]) as (k, p, r):
                 o, row = settle(c // group_in * group_out + k), settle(_row(spec, p, r))
                 with when(T.And(row >= 0, row < spec.height)):

@@ -39,11 +39,6 @@ class Kernel:
         self.batch: Expr = T.int64()
         self.function: PrimFunc = None
 
-    def zero(self) -> Expr:
-        """Zero, to fill memory with: LLVM makes a call to memset of a plain one, and kernels call nothing. It does not know
-        that the batch is not negative."""
-        return T.Cast("float32", T.min(self.batch, T.int64(0)))
-
     def tensor(self, name: str, shape: Shape) -> Buffer:
         """The next argument: a float32 tensor of this physical shape."""
         return T.arg(name, T.buffer(tuple(self.batch if extent == BATCH else extent for extent in shape), "float32"))

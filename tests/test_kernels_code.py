@@ -1,0 +1,96 @@
+"""What the compiler makes of the convolution and dense kernels: outside symbols, vector instructions, bits for any thread count."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+from cross.kernels.convolution import ConvSpec, with_needed_pads
+from cross.kernels.convolution_forward import convolution_forward
+from cross.kernels.convolution_input_gradient import convolution_input_gradient, weight_transpose
+from cross.kernels.convolution_weight_gradient import convolution_weight_gradient
+from cross.kernels.dense import DenseSpec, dense_forward, dense_input_gradient, dense_weight_gradient
+from cross.kernels.depthwise import depthwise_forward, depthwise_input_gradient, depthwise_weight_gradient
+from cross.kernels.grouped import grouped_forward, grouped_input_gradient, grouped_weight_gradient
+from cross.storage import NO_PADS
+from cross.target import Target, find_target
+from tests.kernel_tensors import HOST, Runner, compile_kernel, empty
+
+CONVOLUTION = with_needed_pads(ConvSpec(32, 32, 16, 16, (3, 3), pads=(1, 1, 1, 1)))
+STRIDED = with_needed_pads(ConvSpec(16, 24, 9, 9, (3, 3), (2, 2), (1, 1, 1, 1)))
+DEPTHWISE = with_needed_pads(ConvSpec(96, 96, 8, 8, (3, 3), (2, 2), (1, 1, 1, 1), groups=96))
+GROUPED = ConvSpec(12, 18, 8, 8, (3, 3), pads=(1, 1, 1, 1), groups=3)
+DENSE = DenseSpec(65, 10)
+BUILDERS = [
+    *((build, CONVOLUTION) for build in (convolution_forward, convolution_input_gradient, convolution_weight_gradient)),
+    *((build, STRIDED) for build in (convolution_input_gradient, weight_transpose)),
+    *((build, DEPTHWISE) for build in (depthwise_forward, depthwise_input_gradient, depthwise_weight_gradient)),
+    *((build, GROUPED) for build in (grouped_forward, grouped_input_gradient, grouped_weight_gradient)),
+    *((build, DENSE) for build in (dense_forward, dense_input_gradient, dense_weight_gradient)),
+]
+ALLOWED = {"TVMFFIErrorSetRaisedFromCStrParts", "__TVMBackendParallelLaunch", "memset"}
+LLVM: dict[str, dict[str, Any]] = {
+    "rpi4": {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a72"},
+    "visionfive2": {
+        "kind": "llvm",
+        "mtriple": "riscv64-linux-gnu",
+        "mcpu": "generic-rv64",
+        "mattr": ["+m", "+a", "+f", "+d"],
+    },
+}
+
+
+def _assembly(function: Any, target: Target) -> str:
+    module = compile_kernel(function, LLVM[target.name]) if target.name in LLVM else compile_kernel(function)
+    return str(module.mod.inspect_source("s"))
+
+
+def _inner_code(assembly: str) -> str:
+    """The code of the tasks, without the checks of the arguments."""
+    return assembly[assembly.index("__tvm_parallel_lambda:") :]
+
+
+@pytest.mark.parametrize(("build", "spec"), BUILDERS, ids=lambda value: getattr(value, "__name__", ""))
+def test_kernels_need_nothing_but_the_parallel_launch(build: Any, spec: Any) -> None:
+    """No libm, no workspace. (memset is what LLVM makes of filling a row with zeros; every C library has it.)"""
+    outside = set(re.findall(r"(\w+)@(?:PLT|GOTPCREL)", _assembly(build(spec, HOST), HOST)))
+    assert {name for name in outside if not name.startswith("__tvm_ffi_")} <= ALLOWED
+
+
+@pytest.mark.parametrize("build", [convolution_forward, convolution_input_gradient, convolution_weight_gradient])
+def test_arm_kernels_multiply_and_add_vectors(build: Any) -> None:
+    target = find_target("rpi4")
+    code = _inner_code(_assembly(build(CONVOLUTION, target), target))
+    # By element: a loaded scalar times a vector, without an instruction to spread it.
+    assert len(re.findall(r"fmla\s+v\d+\.4s, v\d+\.4s, v\d+\.s\[\d\]", code)) >= 48
+    assert code.count("fmadd") == 0
+
+
+def test_scalar_kernels_keep_their_sums_in_registers() -> None:
+    target = find_target("visionfive2")
+    code = _inner_code(_assembly(convolution_forward(CONVOLUTION, target), target))
+    products = len(re.findall(r"\bfmadd\.s\b", code))
+    assert products >= 64
+    assert len(re.findall(r"\bfs[wd]\s", code)) < products // 2
+
+
+@pytest.mark.parametrize("build", [convolution_forward, convolution_weight_gradient, depthwise_weight_gradient])
+def test_the_bits_do_not_depend_on_the_number_of_threads(build: Any) -> None:
+    spec = DEPTHWISE if build is depthwise_weight_gradient else CONVOLUTION
+    random = np.random.default_rng(7)
+    forward = build is convolution_forward
+    second = spec.weight_storage(HOST) if forward else spec.y_storage(HOST)
+    third = spec.y_storage(HOST, NO_PADS) if forward else spec.weight_storage(HOST)
+    x, other = (
+        random.standard_normal(empty(storage, 3).shape).astype(np.float32) for storage in (spec.x_storage(HOST), second)
+    )
+    kernel, results = Runner(build(spec, HOST)), []
+    configure = tvm.get_global_func("runtime.config_threadpool")
+    for threads in (1, 2):
+        configure(1, threads)
+        results.append(kernel(x, other, empty(third, 3)))
+    assert np.array_equal(results[0], results[1])

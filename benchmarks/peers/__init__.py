@@ -1,0 +1,1 @@
+"""What we are compared with: one worker a peer, each point measured in a process of its own."""

@@ -5,7 +5,7 @@
     dense_weight_gradient   dw[m, k]   = sum over rows of dy[row, m] * x[row, k]  lanes run over the result's columns
     matmul                  y[i, j]    = sum over k of a[i, k] * b[k, j]          either, for each pair of matrices of a batch
 
-Two nests do all of it: `_dot` (lanes over the summed axis, added up at the end in a fixed order) and `_outer` (a column of
+Two nests do all of it: `_Dot` (lanes over the summed axis, added up at the end in a fixed order) and `_Outer` (a column of
 `a` times a row of `b`, accumulated). Both sum each element in one task in one order, whatever the batch and the threads.
 """
 
@@ -40,7 +40,10 @@ ROWS = 4
 """Rows of a register tile; what is left over is done row by row."""
 
 SUM_CHUNK = 64
-"""Summed rows that `_outer` takes at a time, so that a chunk of `b` stays in the cache while all tiles use it."""
+"""Summed rows that `_Outer` takes at a time, so that a chunk of `b` stays in the cache while a group of tiles uses it."""
+
+GROUP = 8
+"""Tiles of rows that share a chunk of `b`."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ def dense_forward(spec: DenseSpec, target: Target) -> PrimFunc:
             lambda row, m, value: store(y, (row, m), value),
             spec.inputs,
         )
-        tiles, row_tiles = split(spec.outputs, ROWS), (rows + (ROWS - 1)) // ROWS
+        tiles, row_tiles = split(spec.outputs, ROWS), (rows + (nest.height - 1)) // nest.height
         with T.parallel(row_tiles * tiles.count) as task:
             nest.tiles(settle(task % row_tiles), rows, settle(task // row_tiles), spec.outputs)
     return kernel.function
@@ -139,7 +142,7 @@ def matmul(spec: MatmulSpec, target: Target) -> PrimFunc:
             return a[pair, k, i] if spec.transpose_a else a[pair, i, k]
 
         if spec.transpose_b and not spec.transpose_a:
-            tiles, row_tiles = split(spec.columns, ROWS), -(-spec.rows // ROWS)
+            tiles, row_tiles = split(spec.columns, ROWS), -(-spec.rows // _dot_rows(target))
             with T.parallel(pairs * (row_tiles * tiles.count)) as task:
                 pair, place = settle(task // (row_tiles * tiles.count)), settle(task % (row_tiles * tiles.count))
                 dot = _Dot(
@@ -173,18 +176,19 @@ class _Dot:
     put: Callable[[Expr, Expr, Expr], None]
     inner: int
 
+    @property
+    def height(self) -> int:
+        return _dot_rows(self.target)
+
     def tiles(self, row_tile: Expr, rows: Expr, column_tile: Expr, columns: int) -> None:
-        """One tile of the result: up to ROWS rows and as many columns."""
+        """One tile of the result: `height` rows and up to ROWS columns."""
         for size, first, count, first_column in split(columns, ROWS).parts:
             with when(T.And(column_tile >= first, column_tile < first + count)):
                 column = settle(first_column + (column_tile - first) * size)
-                row = settle(row_tile * ROWS)
-                # Three rows of four sums and their operands are what 16 registers hold.
-                height = 3 if self.target.vector_registers <= FEW_REGISTERS else ROWS
-                with when(row + ROWS <= rows):
-                    for first_row in range(0, ROWS, height):
-                        self._tile(row + first_row, min(height, ROWS - first_row), column, size)
-                with when(row + ROWS > rows), T.serial(rows - row) as left:
+                row = settle(row_tile * self.height)
+                with when(row + self.height <= rows):
+                    self._tile(row, self.height, column, size)
+                with when(row + self.height > rows), T.serial(rows - row) as left:
                     self._tile(row + left, 1, column, size)
 
     def _tile(self, row: Expr, rows: int, column: Expr, columns: int) -> None:
@@ -206,6 +210,11 @@ class _Dot:
                 add_to(totals, (i, j), self.a(row + i, k) * self.b(column + j, k))
         for i, j in every:
             self.put(row + i, column + j, totals[i, j])
+
+
+def _dot_rows(target: Target) -> int:
+    """Rows of a tile of `_Dot`: three of four sums each, and their operands, are what 16 registers hold."""
+    return 3 if target.vector_registers <= FEW_REGISTERS else ROWS
 
 
 def _lane_sum(sums: Buffer, index: tuple[int, ...], first: int, width: int) -> Expr:
@@ -238,32 +247,36 @@ class _Outer:
         return 3 if self.target.vector_registers <= FEW_REGISTERS else 4
 
     def parallel(self, rows: Expr, columns: int, inner: Expr) -> None:
-        """The whole product, in tasks of ROWS rows and a chunk of columns."""
-        chunk = self.vectors * self.width * 4
-        chunks, row_tiles = -(-columns // chunk), (rows + (ROWS - 1)) // ROWS
-        with T.parallel(row_tiles * chunks) as task:
+        """The whole product, in tasks of GROUP tiles of rows and a chunk of columns."""
+        tiles = -(-columns // (self.vectors * self.width))
+        chunk = min(max(tiles // (8 * self.target.cores), 4), 32) * self.vectors * self.width
+        chunks, groups = -(-columns // chunk), (rows + (GROUP * ROWS - 1)) // (GROUP * ROWS)
+        with T.parallel(groups * chunks) as task:
             # The chunk of b that a task reads is the next task's too: rows run fastest.
-            self._task(settle(task % row_tiles), rows, settle(task // row_tiles), chunk, columns, inner)
+            first = settle(task % groups * (GROUP * ROWS))
+            self._task(
+                (first, T.min(rows - first, GROUP * ROWS)), (settle(task // groups * chunk), chunk), columns, inner
+            )
 
     def serial(self, rows: int, columns: int, inner: int) -> None:
         """The whole product in this task."""
-        with T.serial(-(-rows // ROWS)) as row_tile:
-            self._task(row_tile, rows, 0, columns, columns, inner)
+        self._task((0, rows), (0, columns), columns, inner)
 
-    def _task(self, row_tile: Expr, rows: Expr, chunk_index: Expr, chunk: int, columns: int, inner: Expr) -> None:
-        row, column = settle(row_tile * ROWS), settle(chunk_index * chunk)
+    def _task(self, rows: tuple[Expr, Expr], chunk: tuple[Expr, int], columns: int, inner: Expr) -> None:
+        first_row, row_count = rows[0], settle(rows[1])
         with T.serial((inner + (SUM_CHUNK - 1)) // SUM_CHUNK) as part:
             first = settle(part * SUM_CHUNK)
             count = settle(T.min(inner - first, SUM_CHUNK))
-            with when(row + ROWS <= rows):
-                self._columns(row, ROWS, column, chunk, columns, (first, count))
-            with when(row + ROWS > rows), T.serial(rows - row) as left:
-                self._columns(row + left, 1, column, chunk, columns, (first, count))
+            with T.serial(row_count // ROWS) as tile:
+                self._columns(settle(first_row + tile * ROWS), ROWS, chunk, columns, (first, count))
+            with T.serial(row_count % ROWS) as left:
+                row = settle(first_row + row_count // ROWS * ROWS + left)
+                self._columns(row, 1, chunk, columns, (first, count))
 
-    def _columns(self, row: Expr, rows: int, column: Expr, chunk: int, columns: int, inner: tuple[Expr, Expr]) -> None:
+    def _columns(self, row: Expr, rows: int, chunk: tuple[Expr, int], columns: int, inner: tuple[Expr, Expr]) -> None:
         """All columns of a chunk: whole tiles, then single vectors, then what does not fill a vector."""
-        tile = self.vectors * self.width
-        end = settle(T.min(column + chunk, columns))
+        tile, column = self.vectors * self.width, chunk[0]
+        end = settle(T.min(column + chunk[1], columns))
         tiles = settle((end - column) // tile)
         with T.serial(tiles) as index:
             self._tile(row, rows, column + index * tile, self.vectors, self.width, inner)

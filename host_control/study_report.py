@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from cross.version import VERSION
 from host_control.console import duration, mib, rate
 from host_control.run_folder import write_whole
 from host_control.search.selection import Selection, select
@@ -140,7 +141,7 @@ def verdict_sentences(report: StudyReport) -> list[str]:
         sentences.append(_plateau_gain(report))
     elif _at_end(report):
         sentences.append(
-            f"Throughput still rises up to the largest size ({space.bs_max}, set by "
+            f"The largest size was the fastest ({space.bs_max}, set by "
             + ("the memory of the board" if space.limited_by == "memory" else "--max-batch-size")
             + "): there is nothing to gain from a smaller batch."
         )
@@ -196,12 +197,12 @@ def write_trials(path: Path, trials: Sequence[Trial]) -> Path:
 
 def environment(command: Sequence[str], facts: Mapping[str, Any] | None, **more: Any) -> dict[str, Any]:
     """Where, with what and how a study was measured: facts of the board, versions, the command, the date."""
-    packages = ("taste-edge", "optuna", "numpy", "matplotlib", "paramiko", "apache-tvm", "ziglang")
+    packages = ("optuna", "numpy", "matplotlib", "paramiko", "apache-tvm", "ziglang")
     return {
         "date": now_utc(),
         "command": list(command),
         "host": {"python": sys.version.split()[0], "system": platform.platform(), "machine": platform.machine()},
-        "versions": {name: _version(name) for name in packages},
+        "versions": {"taste-edge": VERSION} | {name: _version(name) for name in packages},
         "board": dict(facts) if facts is not None else None,
         **more,
     }

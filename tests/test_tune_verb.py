@@ -18,6 +18,7 @@ import pytest
 from optuna.trial import TrialState
 
 from cross.errors import DoesNotFitError, LinkLostError, TasteError
+from cross.version import VERSION
 from host_control.board import Counters, OperatingPoint
 from host_control.boards.recorded import RecordedBoard
 from host_control.cli import main
@@ -89,6 +90,7 @@ def test_result_and_files(board: str, tmp_path: Path, capsys: pytest.CaptureFixt
     assert (out / "throughput.png").read_bytes().startswith(b"\x89PNG")
     environment = json.loads((out / "environment.json").read_text())
     assert environment["versions"]["optuna"] == optuna.__version__
+    assert environment["versions"]["taste-edge"] == VERSION
     assert {"date", "command", "host", "board"} <= set(environment)
     with open(out / "trials.csv", newline="") as file:
         rows = list(csv.DictReader(file))

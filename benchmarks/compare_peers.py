@@ -192,23 +192,21 @@ def _median_row(name: str, size: int, rows: list[Row]) -> Row:
 def compare(rows: list[Row], peers: Sequence[str]) -> dict[str, Any]:
     """Our rate over each peer's: best against best, and size by size where both have one; null where one has none."""
     rates = {(row["engine"], row["batch_size"]): row["samples_per_s"] for row in rows if row["samples_per_s"]}
-    best = {name: max((speed for (engine, _), speed in rates.items() if engine == name), default=None) for name in
-            (OURS, *peers)}  # fmt: skip
+    best = {
+        name: max((speed for (engine, _), speed in rates.items() if engine == name), default=0.0)
+        for name in (OURS, *peers)
+    }
     sizes = sorted({size for _, size in rates})
-    return {
-        "ratio_best_vs_best": {
-            peer: best[OURS] / best[peer] if best[OURS] and best[peer] else None for peer in peers
-        },
-        "ratio_by_batch_size": {
-            peer: {
-                str(size): rates[OURS, size] / rates[peer, size]
-                for size in sizes
-                if (OURS, size) in rates and (peer, size) in rates
-            }
-            for peer in peers
-        },
-        "rows": rows,
-    }  # fmt: skip
+    by_size = {
+        peer: {
+            str(size): rates[OURS, size] / rates[peer, size]
+            for size in sizes
+            if (OURS, size) in rates and (peer, size) in rates
+        }
+        for peer in peers
+    }
+    ratios = {peer: best[OURS] / best[peer] if best[OURS] and best[peer] else None for peer in peers}
+    return {"ratio_best_vs_best": ratios, "ratio_by_batch_size": by_size, "rows": rows}
 
 
 def _print(result: dict[str, Any], peers: Sequence[str]) -> None:

@@ -48,7 +48,8 @@ class _Inverted(nn.Module):
         self.residual = stride == 1 and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.body(x) if self.residual else self.body(x)
+        y: Tensor = self.body(x)
+        return x + y if self.residual else y
 
 
 def _pooled(features: nn.Module, channels: int, classes: int) -> nn.Module:

@@ -1,8 +1,8 @@
 """Scales of seeded weights in a network without batch norm, so that it trains from its first step.
 
 PyTorch's default bound passes on 0.4 of a signal's size at each ReLU: after the 19 layers of a VGG nothing is left, and
-with the gain that corrects this, max pools make it explode. So every weight is scaled until its output has unit
-variance (layer-sequential unit variance: Mishkin and Matas 2016, "All you need is a good init"), on one random image.
+with the gain that corrects this, max pools make it explode. So every weight is scaled until its output has a given
+spread on one random image (layer-sequential unit variance: Mishkin and Matas 2016, "All you need is a good init").
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from cross.graph import Init, Model
+from cross.graph import Init, Model, Node
 from cross.initialise import uniform
 from cross.onnx_import.evaluate import FORWARD
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-HEAD_SHARE = 0.1
-"""A dense layer that ends the network starts smaller: its inputs are many, and full logits would overshoot."""
+CONVOLUTION_SPREAD, DENSE_SPREAD, HEAD_SPREAD = 1.0, 0.5, 0.05
+"""Standard deviation of outputs. Dense layers have thousands of inputs, and their gradient grows with all of them: at
+unit variance the first steps of an AlexNet overshoot even at a learning rate of 1e-3. HEAD: a dense layer that is last."""
 
 _SCALED = ("conv2d", "dense")
 _DIGITS = 2
@@ -39,8 +40,7 @@ def calibrate(model: Model, seed: int) -> Model:
         if name and name not in done:
             unit = uniform(name, parameters[name].shape, 1.0, seed)
             output = FORWARD[node.op]([values[node.inputs[0]], unit], node.attrs)
-            share = HEAD_SHARE if node is last[0] and node.op == "dense" else 1.0
-            scale = _scale(output, share, inits[name].scale)
+            scale = _scale(output, _wanted(node, node is last[0]), inits[name].scale)
             inits[name] = Init("uniform", scale)
             parameters[name] = values[name] = unit * np.float32(scale)
             done.add(name)
@@ -52,8 +52,14 @@ def calibrate(model: Model, seed: int) -> Model:
     return replace(model, inits=inits, parameters=parameters)
 
 
-def _scale(output: Array, share: float, default: float) -> float:
+def _wanted(node: Node, last: bool) -> float:
+    if node.op == "conv2d":
+        return CONVOLUTION_SPREAD
+    return HEAD_SPREAD if last else DENSE_SPREAD
+
+
+def _scale(output: Array, wanted: float, default: float) -> float:
     spread = float(output.std())
     if not np.isfinite(spread) or spread == 0.0:
         return default
-    return float(f"{share / spread:.{_DIGITS}g}")
+    return float(f"{wanted / spread:.{_DIGITS}g}")

@@ -21,7 +21,7 @@ _MIX_2 = 0x94D049BB133111EB
 _FNV_OFFSET = 0xCBF29CE484222325
 _FNV_PRIME = 0x100000001B3
 _MASK = (1 << 64) - 1
-_CHUNK = 1 << 20
+_CHUNK = 1 << 15
 
 
 def fnv1a64(text: str) -> int:
@@ -40,24 +40,32 @@ def splitmix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def _splitmix64_array(x: Array) -> Array:
-    """`splitmix64` of every element; uint64 arithmetic of numpy wraps round as C's does."""
-    x = np.asarray(x + np.uint64(_GOLDEN))
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(_MIX_1)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(_MIX_2)
-    return np.asarray(x ^ (x >> np.uint64(31)))
+def _mix_in_place(x: Array, spare: Array) -> None:
+    """`splitmix64` of every element of the uint64 array; numpy wraps round as C does. `spare` is as large as `x`."""
+    x += np.uint64(_GOLDEN)
+    for shift, factor in ((30, _MIX_1), (27, _MIX_2)):
+        np.right_shift(x, np.uint64(shift), out=spare)
+        x ^= spare
+        x *= np.uint64(factor)
+    np.right_shift(x, np.uint64(31), out=spare)
+    x ^= spare
 
 
 def uniform(name: str, shape: Shape, scale: float, seed: int) -> Array:
     """float32 values in [-scale, scale) of tensor `name`; row-major element i is 24 bits of splitmix64(key + i)."""
     key = splitmix64((seed & _MASK) ^ fnv1a64(name))
     values = np.empty(prod(shape), np.float32)
+    spare = np.empty(min(_CHUNK, values.size), np.uint64)
     for first in range(0, values.size, _CHUNK):
-        end = min(first + _CHUNK, values.size)
-        counter = np.arange(first, end, dtype=np.uint64) + np.uint64(key)
-        bits = _splitmix64_array(counter) >> np.uint64(40)
-        unit = bits.astype(np.float32) * np.float32(2.0**-24)
-        values[first:end] = (np.float32(2) * unit - np.float32(1)) * np.float32(scale)
+        chunk = values[first : first + _CHUNK]
+        bits = np.arange(first, first + chunk.size, dtype=np.uint64)
+        bits += np.uint64(key)
+        _mix_in_place(bits, spare[: chunk.size])
+        bits >>= np.uint64(40)
+        chunk[:] = bits
+        chunk *= np.float32(2.0**-23)
+        chunk -= np.float32(1)
+        chunk *= np.float32(scale)
     return values.reshape(shape)
 
 

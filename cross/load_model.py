@@ -220,14 +220,11 @@ def _sample_shape(source: SourceGraph, wanted: Shape | None) -> Shape:
 
 def _channels_last(source: SourceGraph) -> bool:
     """Whether the file brings the channels to the front as soon as pixels are scaled."""
-    waiting, turned = [source.input], False
-    while waiting:
-        name = waiting.pop()
-        for node in source.nodes:
-            if name not in node.input:
-                continue
+    scaled, turned = {source.input}, False
+    for node in source.nodes:
+        if not scaled.isdisjoint(node.input):
             if node.op_type in _PIXELWISE:
-                waiting.append(node.output[0])
+                scaled.add(node.output[0])
             elif [tuple(a.ints) for a in node.attribute if a.name == "perm"] == [TO_CHANNELS_FIRST]:
                 turned = True
             else:

@@ -368,6 +368,19 @@ def test_broken_external_data_is_corrupt(entries: dict[str, str], tmp_path: Path
     fails(external(tmp_path, **entries), CorruptInputError, "m.onnx")
 
 
+def test_external_data_that_is_a_hard_link_is_refused(tmp_path: Path) -> None:
+    path = external(tmp_path)
+    (tmp_path / "other").hardlink_to(tmp_path / "weights.bin")
+    fails(path, SecurityError, "external data refused")
+
+
+def test_names_in_a_file_never_reach_the_terminal_raw(tmp_path: Path) -> None:
+    s = Sketch(["n", 4])
+    path = s.save(tmp_path / "m.onnx", s.node("Evil", "x", name="a\x1b[2J\nb"))
+    message = fails(path, UnsupportedModelError, "a?[2J?b")
+    assert message.isprintable()
+
+
 def test_a_small_file_cannot_ask_for_much_memory(tmp_path: Path) -> None:
     s = Sketch(["n", 4])
     huge = s.node("ConstantOfShape", s.stored(np.array([10**6, 10**6])), name="zeros")

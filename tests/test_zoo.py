@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
 from cross.errors import UsageError
-from cross.graph import BATCH
+from cross.graph import BATCH, Model
 from cross.initialise import fnv1a64, initial_values, splitmix64, uniform
 from cross.load_model import load_model
 from cross.zoo import ZOO
@@ -24,7 +26,9 @@ def test_zoo_model_has_the_published_size(name: str) -> None:
     assert model.tensors[model.input].shape == (BATCH, 3, 32, 32)
 
 
-@pytest.mark.parametrize(("name", "shape"), [("mlp", (1, 28, 28)), ("resnet8", (1, 28, 20)), ("resnet18", (2, 17, 16))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("mlp", (1, 28, 28)), ("resnet8", (1, 28, 20)), ("mobilenetv2", (2, 17, 16))]
+)
 def test_zoo_model_is_built_for_the_data(name: str, shape: tuple[int, ...]) -> None:
     model = load_model(name, input_shape=shape, classes=7)
     assert model.input_shape == shape and model.classes == 7
@@ -32,19 +36,25 @@ def test_zoo_model_is_built_for_the_data(name: str, shape: tuple[int, ...]) -> N
     assert {n: v.shape for n, v in values.items()} == {n: t.numpy_shape(2) for n, t in model.tensors.items()}
 
 
+@cache
+def zoo(name: str) -> Model:
+    """The model of default shape and seed, made once."""
+    return load_model(name)
+
+
 def test_resnet18_blocks_are_stem_residual_blocks_and_head() -> None:
-    assert [block.name for block in load_model("resnet18").blocks] == RESNET18_BLOCKS
-    assert [block.name for block in load_model("resnet18-imagenet").blocks] == RESNET18_BLOCKS
+    assert [block.name for block in zoo("resnet18").blocks] == RESNET18_BLOCKS
+    assert [block.name for block in zoo("resnet18-imagenet").blocks] == RESNET18_BLOCKS
 
 
 def test_mobilenetv2_blocks_are_its_inverted_residuals() -> None:
-    names = [block.name for block in load_model("mobilenetv2").blocks]
+    names = [block.name for block in zoo("mobilenetv2").blocks]
     assert names == ["conv1", *(f"layers.{i}" for i in range(17)), "conv2", "linear"]
 
 
 @pytest.mark.parametrize("name", sorted(ZOO))
 def test_no_edge_skips_a_block(name: str) -> None:
-    model = load_model(name)
+    model = zoo(name)
     stored = {*model.parameters, *model.states, *model.constants}
     previous = model.input
     for index, block in enumerate(model.blocks):
@@ -129,7 +139,7 @@ def test_bounds_are_those_of_pytorch(name: str) -> None:
     from tests.torch_zoo import build_torch
 
     torch.manual_seed(0)
-    model = load_model(name)
+    model = zoo(name)
     for key, value in build_torch(name, model.input_shape).state_dict().items():
         if key.endswith("num_batches_tracked"):
             continue

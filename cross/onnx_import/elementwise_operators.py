@@ -121,6 +121,7 @@ def power(o: Operator) -> str:
 
 
 def reciprocal(o: Operator) -> str:
+    """Reciprocal -> 1 / x."""
     return o.emit("div", o.number(1.0), o.data(0))
 
 
@@ -135,17 +136,19 @@ def prelu(o: Operator) -> str:
 
 
 def swish(o: Operator) -> str:
+    """Swish with alpha 1 -> SiLU."""
     if float(o.attrs.get("alpha", 1.0)) != 1.0:
         raise NotConvertible(f"alpha {o.attrs['alpha']}")
     return o.emit("silu", o.data(0))
 
 
 def same(o: Operator) -> str:
-    """Identity and casts between floats."""
+    """Identity."""
     return o.data(0)
 
 
 def cast(o: Operator) -> str:
+    """Cast between floats, all of which are float32 here."""
     to = int(o.attrs.get("to", 1))
     if to != 1:
         raise NotConvertible("a cast of computed values to integers")

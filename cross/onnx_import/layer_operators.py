@@ -92,6 +92,7 @@ def batch_norm(o: Operator) -> str:
 
 
 def max_pool(o: Operator) -> str:
+    """MaxPool of images or rows; without indices and dilation."""
     o.only_output()
     if any(d != 1 for d in o.attrs.get("dilations", [1])):
         raise NotConvertible("dilated max pooling")
@@ -99,6 +100,7 @@ def max_pool(o: Operator) -> str:
 
 
 def average_pool(o: Operator) -> str:
+    """AveragePool of images or rows; without dilation."""
     if any(d != 1 for d in o.attrs.get("dilations", [1])):
         raise NotConvertible("dilated average pooling")
     return _pool(o, "avg_pool2d", {"count_include_pad": bool(o.attrs.get("count_include_pad", 0))})
@@ -128,10 +130,12 @@ def _overhang(extent: int, kernel: int, stride: int, before: int, after: int) ->
 
 
 def global_average_pool(o: Operator) -> str:
+    """GlobalAveragePool -> mean over everything behind the channels."""
     return o.emit("reduce_mean", o.data(0), axes=tuple(range(2, len(o.shape()))), keepdims=True)
 
 
 def global_max_pool(o: Operator) -> str:
+    """GlobalMaxPool -> a max pool with one window."""
     x, _ = _image(o, "pooling")
     kernel = o.draft.shapes[x][2:]
     y = o.emit("max_pool2d", x, kernel=kernel, strides=kernel, pads=(0, 0, 0, 0), ceil_mode=False)
@@ -139,6 +143,7 @@ def global_max_pool(o: Operator) -> str:
 
 
 def lrn(o: Operator) -> str:
+    """LRN over channels of images."""
     o.require_rank(4, "local response normalisation")
     attrs = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0} | {k: float(v) for k, v in o.attrs.items() if k != "size"}
     return o.emit("lrn", o.data(0), size=int(o.attrs["size"]), **attrs)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
-from onnx.external_data_helper import _get_all_tensors, load_external_data_for_model
+from onnx.external_data_helper import load_external_data_for_model
 
 from cross.errors import CorruptInputError, FileError, SecurityError
 
@@ -59,7 +60,7 @@ def _refuse_other_formats(path: Path) -> None:
 def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
     folder = path.parent
     found = False
-    for tensor in _get_all_tensors(model):
+    for tensor in _tensors(model.graph):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             _check_location(tensor, folder, path)
             found = True
@@ -73,6 +74,16 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
         raise CorruptInputError(
             f"{path}: external data is broken: {_first_line(error)}. Copy the data file again or export again."
         ) from error
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor that may keep its data elsewhere: initializers, and attributes of nodes, in subgraphs too."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _tensors(inner)
 
 
 def _check_location(tensor: onnx.TensorProto, folder: Path, path: Path) -> None:

@@ -24,6 +24,7 @@ def expand(o: Operator) -> str:
 
 
 def transpose(o: Operator) -> str:
+    """Transpose that leaves the batch first."""
     rank = len(o.shape())
     perm = tuple(int(i) for i in o.attrs.get("perm", range(rank - 1, -1, -1)))
     if sorted(perm) != list(range(rank)):
@@ -34,6 +35,7 @@ def transpose(o: Operator) -> str:
 
 
 def concat(o: Operator) -> str:
+    """Concat of computed tensors, not along the batch."""
     axis = o.axis(int(o.attrs.get("axis", 1)), len(o.output_shape()))
     inputs = [o.data(i) for i in range(len(o.node.input))]
     return inputs[0] if len(inputs) == 1 else o.emit("concat", *inputs, axis=axis)

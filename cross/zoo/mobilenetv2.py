@@ -15,6 +15,7 @@ STEM, LAST = 32, 1280
 
 
 def build(input_shape: Sequence[int], classes: int) -> onnx.ModelProto:
+    """The model for images [C, H, W]; sizes are divided by 8 on the way."""
     g = GraphBuilder(input_shape)
     x = _conv_bn_relu6(g, g.input, "", "1", (input_shape[0], STEM), 3)
     channels, index = STEM, 0

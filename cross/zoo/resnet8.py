@@ -15,6 +15,7 @@ STACKS = ((16, 1), (32, 2), (64, 2))
 
 
 def build(input_shape: Sequence[int], classes: int) -> onnx.ModelProto:
+    """The model for images [C, H, W], any size from 4x4 on."""
     g = GraphBuilder(input_shape)
     channels = STACKS[0][0]
     x = g.batch_norm(g.conv(g.input, "conv1", (input_shape[0], channels), 3), "bn1", channels)

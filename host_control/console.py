@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console as RichConsole
 from rich.live import Live
+from rich.progress import Progress
 from rich.table import Table
 
 
@@ -70,6 +71,28 @@ class Console:
         """A table for people; `columns` are (heading, 'left' or 'right')."""
         if not self.json_lines:
             self._rich.print(make_table(columns, rows, title))
+
+    @contextmanager
+    def progress(self, title: str) -> Iterator[Callable[[str, int, int], None]]:
+        """A reporter (stage, done, total) of work that takes a while: a bar on a terminal, a line every quarter elsewhere,
+        an event each with --json."""
+        if self.interactive:
+            with Progress(console=self._rich, transient=True) as bar:
+                task = bar.add_task(title)
+                yield lambda stage, done, total: bar.update(
+                    task, description=f"{title}: {stage}", completed=done, total=total
+                )
+            return
+        said: set[tuple[str, int]] = set()
+
+        def report(stage: str, done: int, total: int) -> None:
+            self.event("progress", stage=stage, done=done, total=total)
+            quarter = 4 * done // max(total, 1)
+            if (stage, quarter) not in said and done < total:
+                said.add((stage, quarter))
+                self.line(f"{title}: {stage} {done} of {total}")
+
+        yield report
 
     @contextmanager
     def live(self) -> Iterator[Live | None]:

@@ -103,10 +103,8 @@ def build_model(args: argparse.Namespace, target: Target, out: Path, console: Co
     for note in model.metadata.get("notes", ()):
         console.line(note)
 
-    def progress(stage: str, done: int, total: int) -> None:
-        console.event("progress", stage=stage, done=done, total=total)
-
-    result = build(model, target, out, progress=progress)
+    with console.progress(f"building {model.name} for {target.name}") as progress:
+        result = build(model, target, out, progress=progress)
     console.line(
         f"built {model.name} for {target.name} in {result.build_s:.1f} s: binary {mib(result.binary_bytes)}, "
         f"activations {mib(result.per_sample_bytes)} a sample"

@@ -106,3 +106,23 @@ def test_binary_is_static_and_small(target: str, built: Callable[..., Path]) -> 
     assert program.stat().st_size <= 3 * 2**20
     headers = subprocess.run(["readelf", "-l", str(program)], capture_output=True, text=True, check=True).stdout
     assert "INTERP" not in headers
+
+
+@pytest.mark.needs("qemu")
+@pytest.mark.parametrize(
+    ("target", "emulator", "reason"),
+    [
+        ("bpi-f3", ["qemu-riscv64", "-cpu", "rv64,v=true,vlen=128,vext_spec=v1.0"], "256"),
+        ("generic-riscv64-v", ["qemu-riscv64", "-cpu", "rv64,v=true,vlen=256,vext_spec=v1.0"], "128"),
+        ("bpi-f3", ["qemu-riscv64", "-cpu", "rv64"], "v"),
+    ],
+    ids=["256 on 128", "128 on 256", "no vectors"],
+)
+def test_wrong_vectors_are_refused_at_the_start(
+    target: str, emulator: list[str], reason: str, built: Callable[..., Path]
+) -> None:
+    """Code for another vector length would run to the end and give wrong numbers."""
+    program = built("resnet8", target, input_shape=None) / "taste-train"
+    result = subprocess.run([*emulator, str(program), "info"], capture_output=True, text=True, check=False)
+    assert result.returncode == 13
+    assert reason in result.stderr and len(result.stderr.splitlines()) == 1

@@ -98,6 +98,12 @@ def add_model_flags(parser: argparse.ArgumentParser, required: bool = True) -> N
     group.add_argument(
         "--init", choices=("file", "seeded"), default="file", help="keep the file's weights, or seed new ones"
     )
+    group.add_argument(
+        "--loss",
+        choices=("cross_entropy", "mse"),
+        default="cross_entropy",
+        help="softmax cross-entropy on class labels, or mean squared error on targets like the output",
+    )
     group.add_argument("--unfold-bn", action="store_true", help="put batch norms back where an exporter folded them")
     group.add_argument("--target", metavar="NAME", help="CPU to build for (default: probed from the board)")
 

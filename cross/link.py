@@ -6,6 +6,7 @@ import hashlib
 import json
 import subprocess
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,14 +58,17 @@ def link(kernels: Kernels, plan: MemoryPlan, objects: Mapping[str, Path], folder
     library = sorted((root / "src").glob("*.c"))
     program = sorted((root / "taste-train").glob("*.c"))
     inputs = [str(p) for p in (*library, tables, *objects.values())]
-    _zig(
-        target.zig_static_triple,
-        target,
-        [*map(str, program), *inputs, "-static", "-s", "-Wl,--gc-sections", "-o", str(folder / "taste-train")],
-    )
+    alone = ["-static", "-s", "-Wl,--gc-sections", "-o", str(folder / "taste-train")]
     exports = f"-Wl,--version-script={root / 'libtaste.map'}"
     shared = ["-shared", "-s", "-fvisibility=hidden", exports, "-o", str(folder / "libtaste.so")]
-    _zig(target.zig_shared_triple, target, [*inputs, *shared])
+    # Side by side: the first link for a target also builds a C library, on one core each.
+    with ThreadPoolExecutor(2) as pool:
+        links = [
+            pool.submit(_zig, target.zig_static_triple, target, [*map(str, program), *inputs, *alone]),
+            pool.submit(_zig, target.zig_shared_triple, target, [*inputs, *shared]),
+        ]
+        for done in links:
+            done.result()
     write_weights(kernels.graph.training.model, folder / "weights.safetensors")
     manifest = _manifest(kernels, plan, build_id, folder)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")

@@ -33,6 +33,8 @@ CONVOLUTIONS = ("conv2d", "conv2d_input_gradient", "conv2d_weight_gradient")
 PLAIN_ONLY = ("dense", "dense_input_gradient", "dense_weight_gradient", "matmul")
 CONNECTING = ("map", "reduce", "batch_statistics", "max_pool2d", "max_pool2d_gradient", "avg_pool2d", "avg_pool2d_gradient",
               "concat", "slice", "unslice", "channel_window_sum")  # fmt: skip
+POOLING = ("max_pool2d", "max_pool2d_gradient", "avg_pool2d", "avg_pool2d_gradient")
+"""Operators whose kernels want input and output stored alike."""
 FRAMED = ("map", "reshape", "transpose", "concat", "slice", "unslice", "channel_window_sum")
 """Operators whose kernels can write a border of zeros."""
 
@@ -224,6 +226,11 @@ def _wanted_storages(
         name = node.inputs[0]
         if storages[name].kind != "blocked":
             return {0: blocked(program.tensors[name], target.channel_block)}
+    if node.op in POOLING:
+        kinds = {i: program.tensors[name] for i, name in enumerate(node.inputs)}
+        if storages[node.outputs[0]].kind == "blocked":
+            return {i: blocked(k, target.channel_block) for i, k in kinds.items() if not _is_blocked(node, i, storages)}
+        return {i: plain(k) for i, k in kinds.items() if _is_blocked(node, i, storages)}
     if node.op not in CONVOLUTIONS:
         return {}
     batched = {i: name for i, name in enumerate(node.inputs) if program.tensors[name].batched}
@@ -235,6 +242,10 @@ def _wanted_storages(
         if have.kind != "blocked" or _widest(have.pads, need) != have.pads:
             wanted[i] = blocked(program.tensors[name], target.channel_block, need)
     return wanted
+
+
+def _is_blocked(node: Node, position: int, storages: Mapping[str, Storage]) -> bool:
+    return storages[node.inputs[position]].kind == "blocked"
 
 
 def _stored_spec(node: Node, tensors: Mapping[str, TensorType], storages: Mapping[str, Storage]) -> ConvSpec:

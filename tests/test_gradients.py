@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,9 @@ def unary(name: str, oracle: Callable[[Any], Any], **attrs: Any) -> Case:
 
 
 IMAGE = (10, 5, 6)
+BRIEF = ("clip", "exp", "neg", "tanh", "leak", "hard", "sub", "sqrt")
+"""Element-wise cases that would repeat `relu` and `silu` on blocks of channels."""
+
 CASES = [
     unary("relu", torch.relu),
     unary("clip", lambda x: x.clamp(0, 0.5), min=0.0, max=0.5),
@@ -114,6 +117,18 @@ CASES = [
 ]  # fmt: skip
 
 
+def blocked_model_of(case: Case, rng: np.random.Generator) -> Model:
+    """input -> x = 1x1 convolution -> operator -> output: images are then stored in blocks of channels, the last one ragged."""
+    plain = model_of(case, rng)
+    channels = case.shape[0]
+    weight = (rng.standard_normal((channels, channels, 1, 1)) / np.sqrt(channels)).astype("float32")
+    nodes = (Node("conv2d", ("input", "mix"), ("x",), conv()), plain.nodes[-1])
+    parameters = {n: plain.parameters[n] for n in case.parameters} | {"mix": weight}
+    tensors = {**plain.tensors, "mix": TensorType(weight.shape)}
+    block = Block("all", 0, 2, "input", "y")
+    return replace(plain, nodes=nodes, parameters=parameters, tensors=tensors, blocks=(block,))
+
+
 def model_of(case: Case, rng: np.random.Generator) -> Model:
     """input -> x = input * scale + shift -> operator -> output."""
     batched = TensorType((BATCH, *case.shape))
@@ -140,13 +155,33 @@ def relative(found: Array, wanted: Array) -> float:
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_operator_matches_pytorch(case: Case) -> None:
     rng = np.random.default_rng(len(case.name))
-    model = model_of(case, rng)
-    for batch, fusion in ((3, True), (2, False)):
+    check_against_pytorch(case, model_of(case, rng), rng, ((3, True), (2, False)))
+
+
+BLOCKED = [
+    c for c in CASES if c.op not in ("conv2d", "dense", "matmul") and len(c.shape) == 3 and c.name[:4] not in BRIEF
+]
+
+
+@pytest.mark.parametrize("case", BLOCKED, ids=lambda c: c.name)
+def test_operator_on_blocks_of_channels_matches_pytorch(case: Case) -> None:
+    rng = np.random.default_rng(len(case.name))
+    check_against_pytorch(case, blocked_model_of(case, rng), rng, ((3, True),))
+
+
+def check_against_pytorch(
+    case: Case, model: Model, rng: np.random.Generator, runs: tuple[tuple[int, bool], ...]
+) -> None:
+    """Output, loss rows and every gradient; `runs` are (batch, fused)."""
+    for batch, fusion in runs:
         x = rng.standard_normal((batch, *case.shape)).astype("float32")
         target = rng.standard_normal((batch, *case.output)).astype("float32")
         leaves = {n: torch.tensor(a, dtype=torch.float64, requires_grad=True) for n, a in model.parameters.items()}
         source = torch.tensor(x, dtype=torch.float64)
-        inner = source * leaves["scale"] + leaves["shift"]
+        if "mix" in leaves:
+            inner = functional.conv2d(source, leaves["mix"])
+        else:
+            inner = source * leaves["scale"] + leaves["shift"]
         others = [source] if case.twice else [leaves[n] for n in case.parameters]
         y = case.oracle(inner, *others)
         rows = (y - torch.tensor(target, dtype=torch.float64)).square().flatten(1).mean(1)
@@ -232,3 +267,29 @@ def test_dropout_keeps_its_share_and_masks_the_gradient_alike() -> None:
     other, _ = run_program(kernels, "train", values, batch)
     assert 0.3 < (mask == (other["y"] != 0)).mean() < 0.7
     np.testing.assert_array_equal(run_program(kernels, "eval", values, batch)[0]["y"], x)
+
+
+def test_pooling_between_plain_and_blocked_neighbours_matches_pytorch() -> None:
+    """A grouped convolution leaves its output plain; what follows the pooling wants blocks: a copy goes in between."""
+    rng, batch = np.random.default_rng(8), 2
+    shapes = {"x": (6, 8, 8), "g": (6, 8, 8), "p": (6, 4, 4), "y": (10, 4, 4)}
+    weights = {"wg": (6, 2, 3, 3), "wy": (10, 6, 1, 1)}
+    parameters = {n: (rng.standard_normal(s) * 0.4).astype("float32") for n, s in weights.items()}
+    tensors = {n: TensorType((BATCH, *s)) for n, s in shapes.items()} | {n: TensorType(s) for n, s in weights.items()}
+    nodes = (
+        Node("conv2d", ("x", "wg"), ("g",), conv(pads=(1, 1, 1, 1), groups=3)),
+        Node("max_pool2d", ("g",), ("p",), pool(2, 2)),
+        Node("conv2d", ("p", "wy"), ("y",), conv()),
+    )
+    model = Model("pool", nodes, tensors, "x", "y", parameters, {}, {}, {}, (Block("all", 0, 3, "x", "y"),))
+    x = rng.standard_normal((batch, 6, 8, 8)).astype("float32")
+    target = rng.standard_normal((batch, 10, 4, 4)).astype("float32")
+    leaves = {n: torch.tensor(a, dtype=torch.float64, requires_grad=True) for n, a in parameters.items()}
+    inner = functional.conv2d(torch.tensor(x, dtype=torch.float64), leaves["wg"], padding=1, groups=3)
+    y = functional.conv2d(functional.max_pool2d(inner, 2, 2), leaves["wy"])
+    (y - torch.tensor(target, dtype=torch.float64)).square().flatten(1).mean(1).mean().backward()
+    values = {**parameters, "x": x, "target": target, "loss_scale": np.float32([1 / batch])}
+    found, _ = run_program(lower_model(model, "mse"), "train", values, batch)
+    assert relative(found["y"], y.detach().numpy()) < 1e-5
+    for name, leaf in leaves.items():
+        assert relative(found[gradient_name(name)], leaf.grad.numpy()) < 1e-5, name

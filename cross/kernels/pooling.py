@@ -1,4 +1,7 @@
-"""Pooling windows. Gradients gather: every input pixel sums over the windows that contain it, so no two tasks write one value."""
+"""Pooling windows. Gradients gather: every input pixel sums over the windows that contain it, so no two tasks write one value.
+
+Input and output are both blocked or both plain (`cross.assign_storage`): filled-up channels are zero in one and so in the other.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,12 @@ def _window(attrs: Mapping[str, Any]) -> tuple[int, int, int, int, int, int]:
     return int(kh), int(kw), int(sh), int(sw), int(pads[0]), int(pads[1])
 
 
-def _masked(channel: Index, channels: int, value: PrimExpr) -> PrimExpr:
-    """Zero in filled-up channels."""
-    if isinstance(channel, Channel) and channels % channel.block:
-        return tirx.if_then_else(channel.flat < channels, value, tirx.const(0, value.dtype))
-    return value
-
-
 def max_pool2d_kernel(
     x: Storage, x_type: TensorType, outputs: tuple[Storage, Storage], kind: TensorType, attrs: Mapping[str, Any]
 ) -> tirx.PrimFunc:
     """Arguments: x, y, winner (int32: row * kernel width + column of the first largest value in the window)."""
     kh, kw, sh, sw, top, left = _window(attrs)
-    _, channels, height, width = x_type.shape
+    _, _, height, width = x_type.shape
     batch = access.batch_variable()
     source = access.placeholder(x, batch, "x")
     reducer = te.comm_reducer(
@@ -45,7 +41,7 @@ def max_pool2d_kernel(
     def value(n: PrimExpr, channel: Index, row: PrimExpr, column: PrimExpr) -> Any:
         h, w = row * sh + rr - top, column * sw + rs - left
         inside = tirx.all(h >= 0, h < height, w >= 0, w < width)
-        inner = _masked(channel, channels, access.load(source, x, (n, channel, h, w)))
+        inner = access.load(source, x, (n, channel, h, w))
         candidate = tirx.if_then_else(inside, inner, tirx.const(LOWEST, "float32"))
         return reducer((candidate, rr * kw + rs), axis=[rr, rs])
 
@@ -88,7 +84,6 @@ def _gather_gradient(
 ) -> tirx.PrimFunc:
     """dx[h, w] = sum over windows (row, column) that contain (h, w) of weigh(dy, extra, window indices, tap)."""
     kh, kw, sh, sw, top, left = _window(attrs)
-    _, channels, _, _ = kind.shape
     _, _, rows, columns = dy_type.shape
     batch = access.batch_variable()
     sources = [access.placeholder(s, batch, name) for s, name in ((dy, "dy"), (extra, "winner")) if s is not None]
@@ -99,7 +94,7 @@ def _gather_gradient(
         row, column = tirx.floordiv(h + top, sh) - ra, tirx.floordiv(w + left, sw) - rb
         r, s = h + top - row * sh, w + left - column * sw
         inside = tirx.all(row >= 0, row < rows, column >= 0, column < columns, r < kh, s < kw)
-        term = _masked(channel, channels, weigh(sources, n, channel, row, column, r, s))
+        term = weigh(sources, n, channel, row, column, r, s)
         return te.sum(tirx.if_then_else(inside, term, tirx.const(0, "float32")), axis=[ra, rb])
 
     y = te.compute(access.physical_shape(dx, batch), _by_storage(dx, value), name="y")
@@ -137,7 +132,7 @@ def _share(attrs: Mapping[str, Any], kind: TensorType, row: PrimExpr, column: Pr
 def avg_pool2d_kernel(x: Storage, x_type: TensorType, output: Storage, attrs: Mapping[str, Any]) -> tirx.PrimFunc:
     """Arguments: x, y."""
     kh, kw, sh, sw, top, left = _window(attrs)
-    _, channels, height, width = x_type.shape
+    _, _, height, width = x_type.shape
     batch = access.batch_variable()
     source = access.placeholder(x, batch, "x")
     rr, rs = te.reduce_axis((0, kh), "rr"), te.reduce_axis((0, kw), "rs")
@@ -145,7 +140,7 @@ def avg_pool2d_kernel(x: Storage, x_type: TensorType, output: Storage, attrs: Ma
     def value(n: PrimExpr, channel: Index, row: PrimExpr, column: PrimExpr) -> Any:
         h, w = row * sh + rr - top, column * sw + rs - left
         inside = tirx.all(h >= 0, h < height, w >= 0, w < width)
-        inner = _masked(channel, channels, access.load(source, x, (n, channel, h, w)))
+        inner = access.load(source, x, (n, channel, h, w))
         scaled = inner * _share(attrs, x_type, row, column)
         return te.sum(tirx.if_then_else(inside, scaled, tirx.const(0, "float32")), axis=[rr, rs])
 

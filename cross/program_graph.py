@@ -8,6 +8,7 @@ Kernel-level operators (what `cross.rules` emits and `cross.kernels` compiles):
     conv2d, conv2d_input_gradient, conv2d_weight_gradient; dense, dense_input_gradient, dense_weight_gradient; matmul
     batch_statistics(x)         -> sum[N,C], m2[N,C]       per sample and channel: sum, and squared deviations from the sample's own mean
     batch_norm_finish, batch_norm_gradient_finish          sums over samples -> coefficients; running statistics
+    batch_norm_running          running statistics -> coefficients, for eval
     max_pool2d (-> y, winner), max_pool2d_gradient, avg_pool2d, avg_pool2d_gradient, channel_window_sum
     reshape, transpose, concat, slice, unslice, pad        data movement
     cross_entropy(logits, target, loss_scale) -> loss rows, gradient of logits

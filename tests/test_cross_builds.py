@@ -123,6 +123,7 @@ def test_wrong_vectors_are_refused_at_the_start(
 ) -> None:
     """Code for another vector length would run to the end and give wrong numbers."""
     program = built("resnet8", target, input_shape=None) / "taste-train"
-    result = subprocess.run([*emulator, str(program), "info"], capture_output=True, text=True, check=False)
+    command = [*emulator, str(program), "bench", "--batch-size", "2", "--seconds", "0.1"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 13
     assert reason in result.stderr and len(result.stderr.splitlines()) == 1

@@ -235,6 +235,16 @@ def test_batch_norm_matches_pytorch(shape: tuple[int, ...]) -> None:
     assert relative(found["y"], y.detach().numpy()) < 1e-5
     for name in running:
         assert relative(found[name], running[name].numpy()) < 1e-5
+    # eval with statistics that are not the initial ones
+    moved = {
+        "mean": rng.standard_normal(shape[0]).astype("float32"),
+        "var": rng.random(shape[0]).astype("float32") + 0.5,
+    }
+    with torch.no_grad():
+        statistics = [torch.tensor(moved[n], dtype=torch.float64) for n in ("mean", "var")]
+        wanted = functional.batch_norm(inner, *statistics, leaves["gamma"], leaves["beta"], False).relu().numpy()
+    seen, _ = run_program(lower_model(model, "mse"), "eval", {**model.parameters, **moved, "input": x}, batch)
+    assert relative(seen["y"], wanted) < 1e-5
     # Without pixels the output hardly depends on `scale` (batch norm undoes it): that gradient is compared to gamma's size.
     size = np.linalg.norm(leaves["gamma"].grad.numpy())
     for name, leaf in leaves.items():

@@ -162,6 +162,27 @@ def test_every_cut_point_gives_the_same_bits(name: str, built: Callable[..., Pat
                 assert any(matches), f"{tensor} at cut {cut}"
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_eval_uses_running_statistics_as_pytorch_does(name: str, built: Callable[..., Path]) -> None:
+    """Logits after some training, with gammas, betas and statistics that have moved."""
+    shape = SHAPES.get(name)
+    library = load_library(built(name, host_target(), input_shape=shape) / "libtaste.so")
+    model = load_model(name, input_shape=shape, init="seeded", seed=2)
+    x, y = batch_of(9, model.input_shape, 6, model.classes)
+    module = torch_like(model, name, torch.float64)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+    for _ in range(3):
+        torch_step(module, x, y, torch.float64)
+        optimizer.step()
+    with torch.no_grad():
+        wanted = module.eval()(torch.tensor(x, dtype=torch.float64)).numpy()
+    trained = {n: p.detach().numpy() for n, p in module.named_parameters()} | states_of(module)
+    with Trainer(library, batch_size=6) as trainer:
+        for tensor, values in {**model.parameters, **model.states}.items():
+            trainer.write_parameter(tensor, trained[tensor].reshape(values.shape).astype("float32"))
+        np.testing.assert_allclose(trainer.predict(x), wanted, rtol=0, atol=1e-4 * float(np.abs(wanted).max()))
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_thread_count_does_not_change_a_bit(name: str, built: Callable[..., Path]) -> None:
     library = load_library(built(name, host_target(), input_shape=None) / "libtaste.so")

@@ -1,8 +1,8 @@
 """Batch norm's statistics and the small kernels that turn sums into coefficients.
 
 batch_statistics            x -> sum[N,C], m2[N,C]: a sample's sum, and squared deviations from the sample's own mean
-batch_norm_finish           sums over samples -> mean, var (biased), scale, shift; running statistics updated in place
-batch_norm_gradient_finish  sums of dy and dy (x - mean) -> dgamma, dbeta and a, b, c of dx = a dy + b x + c
+batch_norm_finish           sums over samples -> mean, var (biased), scale; running statistics updated in place
+batch_norm_gradient_finish  sums of dy and dy (x - mean) -> dgamma, dbeta and a, b, c of dx = a dy + b (x - mean) + c
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ def batch_norm_finish_kernel(
     partial: Sequence[Storage], channels: int, length: int, pixels: int, eps: float, momentum: float, vector: int
 ) -> Any:
     """Arguments: sum, m2 (absent where x has no pixels), gamma, beta, running mean, running var, then sum, m2 over all
-    samples, mean, var (biased), scale, shift, running mean, running var. The running variance is the unbiased one, as
+    samples, mean, var (biased), scale, offset (beta), running mean, running var. The running variance is the unbiased one, as
     in PyTorch. Filled-up channels come out zero."""
     width = _lanes_of(partial, channels, length, vector)
     with write_kernel("batch_norm_finish") as kernel:
         sources = [_Partial(kernel.tensor(f"partial{i}", s.shape), s) for i, s in enumerate(partial)]
         gamma, beta, old_mean, old_var = (kernel.tensor(n, (length,)) for n in ("gamma", "beta", "old_mean", "old_var"))
-        names = ("total", "m2", "mean", "var", "scale", "shift", "new_mean", "new_var")
+        names = ("total", "m2", "mean", "var", "scale", "offset", "new_mean", "new_var")
         outputs = {name: kernel.tensor(name, (length,)) for name in names}
         with T.serial(0, channels // width) as group:
             at = lanes(group * width, width)
@@ -124,7 +124,7 @@ def batch_norm_finish_kernel(
                 "mean": mean,
                 "var": var,
                 "scale": scale,
-                "shift": beta[at] - mean * scale,
+                "offset": beta[at],
                 "new_mean": old_mean[at] * keep_old + mean * take,
                 "new_var": old_var[at] * keep_old + m2 / unbiased * take,
             }
@@ -134,15 +134,30 @@ def batch_norm_finish_kernel(
     return kernel.function
 
 
+def batch_norm_running_kernel(channels: int, length: int, eps: float, vector: int) -> Any:
+    """For eval. Arguments: gamma, beta, running mean, running var, then mean, scale, offset. Filled-up channels: zero."""
+    width = vector if channels % vector == 0 else 1
+    with write_kernel("batch_norm_running") as kernel:
+        gamma, beta, mean, var = (kernel.tensor(n, (length,)) for n in ("gamma", "beta", "mean", "var"))
+        outputs = {name: kernel.tensor(name, (length,)) for name in ("out_mean", "scale", "offset")}
+        with T.serial(0, channels // width) as group:
+            at = lanes(group * width, width)
+            store(outputs["out_mean"], (at,), mean[at])
+            store(outputs["scale"], (at,), gamma[at] / tirx.sqrt(var[at] + T.float32(eps)))
+            store(outputs["offset"], (at,), beta[at])
+        _zero_rest(outputs, channels, length)
+    return kernel.function
+
+
 def batch_norm_gradient_finish_kernel(
     partial: Sequence[Storage], channels: int, length: int, pixels: int, eps: float, vector: int
 ) -> Any:
-    """Arguments: sums of dy and of dy (x - mean) a sample, gamma, mean, var, then the second sum over all samples,
+    """Arguments: sums of dy and of dy (x - mean) a sample, gamma, var, then the second sum over all samples,
     dgamma, dbeta, a, b, c. Filled-up channels come out zero."""
     width = _lanes_of(partial, channels, length, vector)
     with write_kernel("batch_norm_gradient_finish") as kernel:
         sources = [_Partial(kernel.tensor(f"partial{i}", s.shape), s) for i, s in enumerate(partial)]
-        gamma, mean, var = (kernel.tensor(n, (length,)) for n in ("gamma", "mean", "var"))
+        gamma, var = (kernel.tensor(n, (length,)) for n in ("gamma", "var"))
         names = ("weighted", "dgamma", "dbeta", "a", "b", "c")
         outputs = {name: kernel.tensor(name, (length,)) for name in names}
         with T.serial(0, channels // width) as group:
@@ -154,7 +169,7 @@ def batch_norm_gradient_finish_kernel(
             dgamma = keep(weighted * inverse)
             a = keep(gamma[at] * inverse)
             b = keep(T.float32(0.0) - a * inverse * dgamma / count)
-            c = T.float32(0.0) - a * dbeta / count - b * mean[at]
+            c = T.float32(0.0) - a * dbeta / count
             for name, value in zip(names, (weighted, dgamma, dbeta, a, b, c), strict=True):
                 store(outputs[name], (at,), value)
         _zero_rest(outputs, channels, length)

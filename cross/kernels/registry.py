@@ -138,14 +138,23 @@ def _batch_norm_finish(site: Site) -> list[SiteCall]:
 
 
 def _batch_norm_gradient_finish(site: Site) -> list[SiteCall]:
-    partial, gamma, attrs = site.inputs()[:-3], site.inputs()[-3], site.node.attrs
-    channels = site.input_types()[-3].shape[0]
+    partial, gamma, attrs = site.inputs()[:-2], site.inputs()[-2], site.node.attrs
+    channels = site.input_types()[-2].shape[0]
     return _single(
         site,
         lambda: normalisation.batch_norm_gradient_finish_kernel(
             partial, channels, gamma.elements, attrs["pixels"], attrs["eps"], site.vector
         ),
         (0, 2 * channels),
+    )
+
+
+def _batch_norm_running(site: Site) -> list[SiteCall]:
+    gamma, channels, eps = site.inputs()[0], site.input_types()[0].shape[0], site.node.attrs["eps"]
+    return _single(
+        site,
+        lambda: normalisation.batch_norm_running_kernel(channels, gamma.elements, eps, site.vector),
+        (4 * channels, 0),
     )
 
 
@@ -342,6 +351,7 @@ BUILDERS: dict[str, Callable[[Site], list[SiteCall]]] = {
     "sum_batch": _sum_batch,
     "batch_statistics": _batch_statistics,
     "batch_norm_finish": _batch_norm_finish,
+    "batch_norm_running": _batch_norm_running,
     "batch_norm_gradient_finish": _batch_norm_gradient_finish,
     "conv2d": _conv2d,
     "conv2d_input_gradient": _conv2d_input_gradient,

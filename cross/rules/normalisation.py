@@ -23,20 +23,22 @@ def _channel_type(context: Context, x: str) -> TensorType:
 
 
 def batch_norm(context: Context, node: Node) -> None:
-    """y = x * scale + shift, with scale and shift from the batch (training) or the running statistics."""
+    """y = (x - mean) * scale + offset, with mean and scale from the batch (training) or the running statistics.
+
+    The mean is taken off first: folded into a shift, it would cancel against x and cost digits.
+    """
     build = context.build
     x, gamma, beta, mean, var = node.inputs
     vector, epsilon = _channel_type(context, x), float(node.attrs["eps"])
     if build.training:
-        scale, shift, batch_mean, batch_var = _batch_statistics(context, node, vector)
-        context.saved[node.outputs[0]] = (batch_mean, batch_var)
+        mean, batch_var, scale, offset = _batch_statistics(context, node, vector)
+        context.saved[node.outputs[0]] = (mean, batch_var)
     else:
-        root = ("sqrt", ex.add(arg(1), const(epsilon)))
-        scale = build.map(ex.div(arg(0), root), (gamma, var), vector)
-        shift = build.map(ex.sub(arg(0), ex.mul(arg(1), arg(2))), (beta, mean, scale), vector)
-    expr = ex.add(ex.mul(arg(0), arg(1)), arg(2))
+        statistics = (gamma, beta, mean, var)
+        mean, scale, offset = build.emit("batch_norm_running", statistics, [vector] * 3, {"eps": epsilon})
+    expr = ex.add(ex.mul(ex.sub(arg(0), arg(1)), arg(2)), arg(3))
     attrs = {"expr": expr, "batch_norm": True}
-    build.emit("map", (x, scale, shift), [context.type(node.outputs[0])], attrs, node.outputs)
+    build.emit("map", (x, mean, scale, offset), [context.type(node.outputs[0])], attrs, node.outputs)
 
 
 def _batch_statistics(context: Context, node: Node, vector: TensorType) -> tuple[str, str, str, str]:
@@ -58,12 +60,12 @@ def _batch_statistics(context: Context, node: Node, vector: TensorType) -> tuple
         [vector] * 6,
         {**attrs, "updates": (mean, var)},
     )
-    _, _, batch_mean, batch_var, scale, shift = outputs
-    return scale, shift, batch_mean, batch_var
+    _, _, batch_mean, batch_var, scale, offset = outputs
+    return batch_mean, batch_var, scale, offset
 
 
 def batch_norm_gradient(context: Context, node: Node, dy: str) -> dict[str, str]:
-    """dx = a dy + b x + c with channel vectors a, b, c; dgamma and dbeta are the two sums they need."""
+    """dx = a dy + b (x - mean) + c with channel vectors a, b, c; dgamma and dbeta are the two sums they need."""
     build = context.build
     x, gamma, beta, _, _ = node.inputs
     mean, var = context.saved[node.outputs[0]]
@@ -80,14 +82,15 @@ def batch_norm_gradient(context: Context, node: Node, dy: str) -> dict[str, str]
         pixels *= domain[axis]
     outputs = build.emit(
         "batch_norm_gradient_finish",
-        (*partial, gamma, mean, var),
+        (*partial, gamma, var),
         [vector, context.type(gamma), context.type(beta), vector, vector, vector],
         {"pixels": pixels, "eps": float(node.attrs["eps"])},
     )
     found = {gamma: outputs[1], beta: outputs[2]}
     if x in context.wanted:
-        expr = ex.add(ex.add(ex.mul(arg(0), arg(2)), ex.mul(arg(1), arg(3))), arg(4))
-        found[x] = build.map(expr, (dy, x, *outputs[3:]), TensorType(domain))
+        deviation = ex.sub(arg(1), arg(5))
+        expr = ex.add(ex.add(ex.mul(arg(0), arg(2)), ex.mul(deviation, arg(3))), arg(4))
+        found[x] = build.map(expr, (dy, x, *outputs[3:], mean), TensorType(domain))
     return {name: tensor for name, tensor in found.items() if name in context.wanted}
 
 

@@ -68,6 +68,8 @@ $(PY):
 
 $(PRODUCT): requirements.lock | $(PY)
 	$(PIP) install --require-hashes -r requirements.lock
+	@# The checkout itself is importable from anywhere in this environment: examples are run as plain scripts.
+	@echo '$(CURDIR)' > "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/taste-edge-checkout.pth"
 	@cp requirements.lock $@
 
 $(TESTING): requirements-test.txt requirements-test-data.txt | $(PRODUCT)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cross.assign_storage import StoredGraph, StoredProgram, convolution_spec
+from cross.assign_storage import StoredGraph, StoredProgram
 from cross.expression import size
 from cross.fuse import domain_of, expressions
 from cross.graph import Node, TensorType
@@ -101,6 +101,3 @@ def _map_flops(node: Node, types: Mapping[str, TensorType]) -> tuple[int, int]:
     domain = TensorType(domain_of(types, node))
     work = domain.elements * sum(size(e) + (node.op != "map") for e in expressions(node))
     return (0, work) if domain.batched else (work, 0)
-
-
-__all__ = ["Call", "Kernels", "LoweredProgram", "convolution_spec", "lower"]

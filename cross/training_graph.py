@@ -34,11 +34,6 @@ def build_training_graph(model: Model, loss: str = "cross_entropy", fusion: bool
     return TrainingGraph(model, programs, gradients)
 
 
-def _leaves(model: Model) -> dict[str, TensorType]:
-    """Types of everything a rule may read or write under the model's own names."""
-    return dict(model.tensors)
-
-
 def _forward(model: Model, context: Context) -> None:
     for node in model.nodes:
         context.build.block, context.build.source = node.block, node.source
@@ -50,7 +45,7 @@ def _boundaries(model: Model) -> set[str]:
 
 
 def _eval_program(model: Model) -> ProgramGraph:
-    context = Context(Builder(_leaves(model), training=False))
+    context = Context(Builder(dict(model.tensors), training=False))
     _forward(model, context)
     build = context.build
     protected = frozenset(_boundaries(model) | {model.output})
@@ -58,7 +53,7 @@ def _eval_program(model: Model) -> ProgramGraph:
 
 
 def _train_program(model: Model, loss: str) -> tuple[ProgramGraph, dict[str, str]]:
-    context = Context(Builder(_leaves(model), training=True), wanted=_wanted(model))
+    context = Context(Builder(dict(model.tensors), training=True), wanted=_wanted(model))
     build = context.build
     _forward(model, context)
     build.phase, build.block, build.source = "loss", max(len(model.blocks) - 1, 0), "loss"

@@ -1,7 +1,9 @@
 """Whole zoo models against PyTorch: loss, gradients, running statistics, trajectories; and cut points, bit for bit.
 
 The oracle is PyTorch in float64. How far our float32 may be from it is measured, not guessed: three times what PyTorch's
-own float32 (contiguous or channels-last, the worse) is off, but never asked below 1e-5.
+own float32 (contiguous or channels-last, the worse) is off, but never asked below 1e-5. An activation within rounding of a
+ReLU's zero may fall to either side, and then a gradient jumps: so PyTorch's own error is the largest of a few runs whose
+inputs differ in the last bit, not the luck of one.
 """
 
 from __future__ import annotations
@@ -33,6 +35,13 @@ ZERO_SHARE = 1e-6
 def batch_of(seed: int, shape: tuple[int, ...], batch: int, classes: int) -> tuple[Array, Array]:
     rng = np.random.default_rng(seed)
     return rng.standard_normal((batch, *shape)).astype("float32"), rng.integers(0, classes, batch).astype("int32")
+
+
+def in_float32(x: Array) -> list[tuple[Array, bool]]:
+    """PyTorch's float32 runs: the batch and copies of it moved by one unit in the last place, each in both layouts."""
+    rng = np.random.default_rng(0)
+    nudged = [np.nextafter(x, np.where(rng.random(x.shape) < 0.5, -np.inf, np.inf).astype("float32")) for _ in range(3)]
+    return [(batch, channels_last) for batch in (x, *nudged) for channels_last in (False, True)]
 
 
 def torch_step(module: Any, x: Array, y: Array, dtype: Any, channels_last: bool = False) -> float:
@@ -77,9 +86,9 @@ def test_first_step_matches_pytorch(name: str, built: Callable[..., Path]) -> No
             loss = torch_step(true, x, y, torch.float64)
             exact = named_gradients(true, model)
             allowed = dict.fromkeys(exact, 0.0)
-            for channels_last in (False, True):
+            for moved, channels_last in in_float32(x):
                 module = torch_like(model, name, torch.float32)
-                torch_step(module, x, y, torch.float32, channels_last)
+                torch_step(module, moved, y, torch.float32, channels_last)
                 for tensor, error in errors(named_gradients(module, model), exact).items():
                     allowed[tensor] = max(allowed[tensor], error)
             with Trainer(library, batch_size=batch) as trainer:
@@ -97,34 +106,53 @@ def test_first_step_matches_pytorch(name: str, built: Callable[..., Path]) -> No
 
 @pytest.mark.parametrize("name", MODELS)
 def test_trajectory_drifts_no_more_than_pytorch(name: str, built: Callable[..., Path]) -> None:
-    """20 steps of SGD with momentum: the distance from float64's weights is at most twice PyTorch float32's own."""
+    """20 steps of SGD with momentum, five seeds: the distance from float64's weights is at most twice PyTorch float32's own,
+    in the median, and in the worst case."""
     shape = SHAPES.get(name)
     library = load_library(built(name, host_target(), input_shape=shape) / "libtaste.so")
-    model = load_model(name, input_shape=shape, init="seeded", seed=1)
-    batch, steps, rate = 8, 20, 0.01
-    batches = [batch_of(100 + i, model.input_shape, batch, model.classes) for i in range(4)]
-    weights: dict[Any, dict[str, Array]] = {}
-    for dtype in (torch.float64, torch.float32):
-        module = torch_like(model, name, dtype)
-        optimizer = torch.optim.SGD(module.parameters(), lr=rate, momentum=0.9, weight_decay=5e-4)
-        for i in range(steps):
-            torch_step(module, *batches[i % 4], dtype)
-            optimizer.step()
-        weights[dtype] = {
-            n: p.detach().numpy().reshape(model.parameters[n].shape) for n, p in module.named_parameters()
-        }
-    with Trainer(library, batch_size=batch) as trainer:
+    ours, theirs = [], []
+    for seed in range(5):
+        model = load_model(name, input_shape=shape, init="seeded", seed=seed)
+        batches = [batch_of(100 * seed + i, model.input_shape, 8, model.classes) for i in range(4)]
+        true = torch_trajectory(model, name, batches, torch.float64)
+        ours.append(distance(trajectory(library, model, batches), true))
+        moved = zip(*([(x, y, last) for x, last in in_float32(x)] for x, y in batches), strict=True)
+        runs = [
+            torch_trajectory(model, name, [(x, y) for x, y, _ in run], torch.float32, channels_last=run[0][2])
+            for run in moved
+        ]
+        theirs.append([distance(run, true) for run in runs])
+    assert np.median(ours) <= 2 * np.median(theirs)
+    assert max(ours) <= 2 * np.max(theirs)
+
+
+RATE, MOMENTUM, DECAY, STEPS = 0.01, 0.9, 5e-4, 20
+
+
+def torch_trajectory(
+    model: Any, name: str, batches: list[tuple[Array, Array]], dtype: Any, channels_last: bool = False
+) -> dict[str, Array]:
+    """PyTorch's weights after 20 steps over the batches, in turn."""
+    module = torch_like(model, name, dtype)
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
+    for i in range(STEPS):
+        torch_step(module, *batches[i % len(batches)], dtype, channels_last)
+        optimizer.step()
+    return {n: p.detach().numpy().reshape(model.parameters[n].shape) for n, p in module.named_parameters()}
+
+
+def trajectory(library: Any, model: Any, batches: list[tuple[Array, Array]]) -> dict[str, Array]:
+    """Our weights after the same steps."""
+    with Trainer(library, batch_size=len(batches[0][0])) as trainer:
         for tensor, values in {**model.parameters, **model.states}.items():
             trainer.write_parameter(tensor, values)
-        for i in range(steps):
-            trainer.step(*batches[i % 4], learning_rate=rate, momentum=0.9, weight_decay=5e-4)
-        ours = {tensor: trainer.read_parameter(tensor) for tensor in model.parameters}
+        for i in range(STEPS):
+            trainer.step(*batches[i % len(batches)], learning_rate=RATE, momentum=MOMENTUM, weight_decay=DECAY)
+        return {tensor: trainer.read_parameter(tensor) for tensor in model.parameters}
 
-    def drift(found: dict[str, Array]) -> float:
-        true = weights[torch.float64]
-        return float(np.sqrt(sum(np.square(found[n].astype("float64") - true[n]).sum() for n in true)))
 
-    assert drift(ours) <= 2 * drift(weights[torch.float32])
+def distance(found: dict[str, Array], true: dict[str, Array]) -> float:
+    return float(np.sqrt(sum(np.square(found[n].astype("float64") - true[n]).sum() for n in true)))
 
 
 @pytest.mark.parametrize("name", ["resnet8", pytest.param("resnet18", marks=pytest.mark.acceptance)])

@@ -149,25 +149,17 @@ def _block_calls(number: int, program: LoweredProgram, model: Model, index: dict
     return [*lines, "};", ""]
 
 
-def _mask(segments: Iterable[int]) -> int:
-    """One bit a segment; the last is shared by all from 63 on."""
-    mask = 0
-    for segment in segments:
-        mask |= 1 << min(segment, 63)
-    return mask
-
-
 def _programs(kernels: Kernels, plan: MemoryPlan, index: dict[tuple[int, str], int]) -> list[str]:
     lines = ["static const taste_program programs[] = {"]
     segments = len(kernels.graph.training.model.blocks)
-    every = _mask(range(segments))
-    block, gradients = blocks_of(kernels), kernels.graph.training.gradients
-    trained = _mask(block.get(name, 0) for name in gradients)
+    every = 0
+    for segment in range(segments):
+        every |= 1 << min(segment, 63)
     for number, (program, placed) in enumerate(zip(kernels.programs, plan.programs, strict=True)):
         graph, loss = program.stored.graph, [i for i, c in enumerate(program.calls) if c.phase == "loss"]
         first, end = (loss[0], loss[-1] + 1) if loss else (0, 0)
         edges = [_lookup(index, number, name) for name in (graph.input, graph.target, graph.output, graph.loss)]
-        updated = trained if graph.loss else 0
+        updated = every if graph.loss else 0
         lines.append(
             f"    {{{_text(graph.name)}, calls_{number}, {len(program.calls)}, {first}, {end}, blocks_{number}, "
             f"{placed.fixed.size_bytes}, {placed.batched.size_bytes}, {', '.join(map(str, edges))}, "

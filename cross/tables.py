@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from cross.graph import Init, Model
 from cross.lower import Kernels, LoweredProgram
 from cross.plan import MemoryPlan, blocks_of
-from cross.program_graph import TrainingGraph
 from cross.rules.context import gradient_name
 from cross.storage import Storage
 
@@ -55,9 +54,10 @@ def emit_tables(kernels: Kernels, plan: MemoryPlan, build_id: str, seed: int) ->
     return "\n".join(lines) + "\n"
 
 
-def minimum_batch(training: TrainingGraph) -> int:
+def minimum_batch(kernels: Kernels) -> int:
     """2 where a batch norm that counts statistics would see one value a channel at batch 1, else 1."""
-    counts = (node for node in training.program("train").nodes if node.op == "batch_norm_finish")
+    train = kernels.graph.training.program("train")
+    counts = (node for node in train.nodes if node.op == "batch_norm_finish")
     return 2 if any(node.attrs["pixels"] == 1 for node in counts) else 1
 
 
@@ -207,7 +207,7 @@ def _model(
     shape = model.input_shape
     fields = [
         "TASTE_TABLE_VERSION", _text(model.name), _text(target.name), _text(" ".join(target.features)),
-        _text(build_id), target.vector_bits if target.rvv else 0, minimum_batch(kernels.graph.training), model.classes, f"{seed}u",
+        _text(build_id), target.vector_bits if target.rvv else 0, minimum_batch(kernels), model.classes, f"{seed}u",
         len(shape), _numbers(shape or (1,)), "tensors", "sizeof tensors / sizeof tensors[0]", "programs",
         len(kernels.programs), "segments", len(model.blocks), "block_names", len(model.blocks),
         plan.parameter_bytes, plan.state_bytes, plan.constant_bytes, *scalars,

@@ -54,12 +54,11 @@ def emit_tables(kernels: Kernels, plan: MemoryPlan, build_id: str, seed: int) ->
     return "\n".join(lines) + "\n"
 
 
-def minimum_batch(model: Model) -> int:
-    """2 where a batch norm would see one value a channel at batch 1, else 1."""
-    for node in model.nodes:
-        if node.op == "batch_norm" and all(d == 1 for d in model.tensors[node.inputs[0]].shape[2:]):
-            return 2
-    return 1
+def minimum_batch(kernels: Kernels) -> int:
+    """2 where a batch norm that counts statistics would see one value a channel at batch 1, else 1."""
+    train = kernels.graph.training.program("train")
+    counts = (node for node in train.nodes if node.op == "batch_norm_finish")
+    return 2 if any(node.attrs["pixels"] == 1 for node in counts) else 1
 
 
 def _rows(kernels: Kernels, plan: MemoryPlan) -> list[_Row]:
@@ -208,7 +207,7 @@ def _model(
     shape = model.input_shape
     fields = [
         "TASTE_TABLE_VERSION", _text(model.name), _text(target.name), _text(" ".join(target.features)),
-        _text(build_id), target.vector_bits if target.rvv else 0, minimum_batch(model), model.classes, f"{seed}u",
+        _text(build_id), target.vector_bits if target.rvv else 0, minimum_batch(kernels), model.classes, f"{seed}u",
         len(shape), _numbers(shape or (1,)), "tensors", "sizeof tensors / sizeof tensors[0]", "programs",
         len(kernels.programs), "segments", len(model.blocks), "block_names", len(model.blocks),
         plan.parameter_bytes, plan.state_bytes, plan.constant_bytes, *scalars,

@@ -117,6 +117,9 @@ def test_arrays_come_back_bit_for_bit(form: str, tmp_path: Path) -> None:
     assert classes == df.CLASSES
 
 
+_PARQUET = pytest.param("parquet", marks=pytest.mark.needs("pyarrow"))
+
+
 def _folders(test_name: str) -> dict[str, bytes]:
     return df.class_folders(X, Y, "train/") | df.class_folders(X_TEST, Y_TEST, f"{test_name}/")
 
@@ -138,7 +141,7 @@ def _tiny(val: str) -> dict[str, bytes]:
     return files | {"val/val_annotations.txt": "".join(lines).encode()}
 
 
-@pytest.mark.parametrize("form", ["val", "test", "zip", "tiny-original", "tiny-sorted", "tiny-zip", "parquet", "csv"])
+@pytest.mark.parametrize("form", ["val", "test", "zip", "tiny-original", "tiny-sorted", "tiny-zip", _PARQUET, "csv"])
 def test_image_files_come_back_bit_for_bit(form: str, tmp_path: Path) -> None:
     source = tmp_path / "source"
     if form in ("val", "test"):
@@ -149,7 +152,6 @@ def test_image_files_come_back_bit_for_bit(form: str, tmp_path: Path) -> None:
     elif form.startswith("tiny"):
         df.write_files(source, _tiny(form.removeprefix("tiny-")))
     elif form == "parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install pyarrow")
         for split, x, y in (("train", *df.in_class_order(X, Y)), ("test", *df.in_class_order(X_TEST, Y_TEST))):
             df.write_parquet(source / "data" / f"{split}-00000-of-00001.parquet", x, y, df.CLASSES)
     else:
@@ -294,8 +296,8 @@ def test_parquet_without_pyarrow_names_the_remedy(tmp_path: Path, monkeypatch: p
         read_data_set(tmp_path / "hub", _PLAIN)
 
 
+@pytest.mark.needs("pyarrow")
 def test_broken_parquet_is_a_data_error(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install pyarrow")
     file = df.write_parquet(tmp_path / "hub" / "train.parquet", X, Y, df.CLASSES)
     whole = file.read_bytes()
     for cut in range(0, len(whole), 997):

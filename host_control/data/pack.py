@@ -224,6 +224,7 @@ class _Written:
             "split": self._name,
             "classes": json.dumps(self._data.classes),
             "source": self._data.source,
+            "skipped": str(len(self.skipped) if normalisation else len(self._split)),
             "sha256": sha256,
         }
         if self._data.kind == "images":

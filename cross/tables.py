@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cross.graph import Init, Model
 from cross.lower import Kernels, LoweredProgram
 from cross.plan import MemoryPlan, blocks_of
-from cross.rules.context import gradient_name
+from cross.rules.context import DROPOUT_COUNTER, LABEL_SMOOTHING, LOSS_SCALE, gradient_name
 from cross.storage import Storage
 
 NO_TENSOR = 0xFFFF
@@ -60,6 +60,12 @@ def minimum_batch(model: Model) -> int:
         if node.op == "batch_norm" and all(d == 1 for d in model.tensors[node.inputs[0]].shape[2:]):
             return 2
     return 1
+
+
+def input_values(model: Model) -> int:
+    """Values that a token of the input may have: the rows of the smallest table it chooses from; 0 for a float input."""
+    tables = [node.inputs[1] for node in model.nodes if node.op == "embedding" and node.inputs[0] == model.input]
+    return min((model.tensors[table].shape[0] for table in tables), default=0)
 
 
 def _rows(kernels: Kernels, plan: MemoryPlan) -> list[_Row]:
@@ -204,14 +210,14 @@ def _model(
     kernels: Kernels, plan: MemoryPlan, build_id: str, seed: int, index: dict[tuple[int, str], int]
 ) -> list[str]:
     model, target = kernels.graph.training.model, kernels.target
-    scalars = [_lookup(index, SHARED_PROGRAM, name) for name in ("loss_scale", "dropout_counter")]
+    scalars = [_lookup(index, SHARED_PROGRAM, name) for name in (LOSS_SCALE, DROPOUT_COUNTER, LABEL_SMOOTHING)]
     shape = model.input_shape
     fields = [
         "TASTE_TABLE_VERSION", _text(model.name), _text(target.name), _text(" ".join(target.features)),
         _text(build_id), target.vector_bits if target.rvv else 0, minimum_batch(model), model.classes, f"{seed}u",
         len(shape), _numbers(shape or (1,)), "tensors", "sizeof tensors / sizeof tensors[0]", "programs",
         len(kernels.programs), "segments", len(model.blocks), "block_names", len(model.blocks),
-        plan.parameter_bytes, plan.state_bytes, plan.constant_bytes, *scalars,
+        plan.parameter_bytes, plan.state_bytes, plan.constant_bytes, *scalars, f"{input_values(model)}u",
     ]  # fmt: skip
     return ["const taste_model taste_model_table = {", "    " + ", ".join(str(f) for f in fields) + ",", "};"]
 

@@ -10,6 +10,7 @@ from cross.program_graph import Builder
 
 DROPOUT_COUNTER = "dropout_counter"
 LOSS_SCALE = "loss_scale"
+LABEL_SMOOTHING = "label_smoothing"
 TARGET = "target"
 
 

@@ -230,7 +230,7 @@ typedef struct taste_hyper {
 /* What a step did. */
 typedef struct taste_step {
     double loss;         /* mean of the rows' losses */
-    uint32_t correct;    /* rows whose largest logit is the label's (0 where targets are not labels) */
+    uint32_t correct;    /* labels that are their row's largest logit: up to N, or N * T (0 where targets are no labels) */
     float gradient_norm; /* before clipping; 0 without clipping */
     uint64_t load_ns;    /* x and y into the arena */
     uint64_t forward_ns;

@@ -113,13 +113,27 @@ taste_status taste_session_run(taste_session *session, taste_parameters *paramet
     return status;
 }
 
-static taste_status check_labels(taste_session *session, const int32_t *labels, uint32_t batch_size) {
+static taste_status check_labels(taste_session *session, const int32_t *labels, uint64_t count, uint32_t batch_size) {
     int64_t classes = session->model->classes;
-    for (uint32_t i = 0; i < batch_size; i++) {
+    for (uint64_t i = 0; i < count; i++) {
         if (labels[i] >= 0 && labels[i] < classes) continue;
         return taste_fail(&session->error, TASTE_STATUS_USAGE,
-                          "row %u has label %d: model %s has %lld classes. Correct the labels.", i, labels[i],
-                          session->model->name, (long long)classes);
+                          "row %llu has label %d: model %s has %lld classes. Correct the labels.",
+                          (unsigned long long)(i / (count / batch_size)), labels[i], session->model->name,
+                          (long long)classes);
+    }
+    return TASTE_STATUS_OK;
+}
+
+/* Tokens choose rows of a table, so one out of range must not reach a kernel. */
+static taste_status check_tokens(taste_session *session, const int32_t *tokens, uint64_t count, uint32_t batch_size) {
+    const taste_model *model = session->model;
+    for (uint64_t i = 0; i < count; i++) {
+        if (tokens[i] >= 0 && (uint32_t)tokens[i] < model->input_values) continue;
+        return taste_fail(&session->error, TASTE_STATUS_USAGE,
+                          "row %llu has token %d: model %s knows tokens 0 to %u. Correct the samples.",
+                          (unsigned long long)(i / (count / batch_size)), tokens[i], model->name,
+                          model->input_values - 1);
     }
     return TASTE_STATUS_OK;
 }
@@ -131,10 +145,14 @@ taste_status taste_session_load(taste_session *session, uint32_t program, uint32
     const taste_model *model = session->model;
     const taste_program *p = &model->programs[program];
     const taste_tensor *input = &model->tensors[p->input];
+    if (model->input_values > 0)
+        status = check_tokens(session, x, taste_layout_count(input, batch_size), batch_size);
+    if (status != TASTE_STATUS_OK) return status;
     taste_layout_write(input, batch_size, x, taste_session_at(session, input, batch_size));
     if (y == NULL || p->target == TASTE_NO_TENSOR) return TASTE_STATUS_OK;
     const taste_tensor *target = &model->tensors[p->target];
-    if (target->dtype == TASTE_DTYPE_INT32) status = check_labels(session, y, batch_size);
+    if (target->dtype == TASTE_DTYPE_INT32)
+        status = check_labels(session, y, taste_layout_count(target, batch_size), batch_size);
     if (status == TASTE_STATUS_OK)
         taste_layout_write(target, batch_size, y, taste_session_at(session, target, batch_size));
     return status;
@@ -172,7 +190,7 @@ static uint32_t best_class(const taste_tensor *logits, const void *stored, uint3
     return best;
 }
 
-/* Rows whose largest logit is the label's. Read between forward and loss, while the logits are surely there. */
+/* Labels that are their row's largest logit. Read between forward and loss, while the logits are surely there. */
 static uint32_t count_correct(const taste_session *session, const taste_program *program, uint32_t batch_size) {
     const taste_model *model = session->model;
     const taste_tensor *target = &model->tensors[program->target];
@@ -180,9 +198,10 @@ static uint32_t count_correct(const taste_session *session, const taste_program 
     if (target->dtype != TASTE_DTYPE_INT32) return 0;
     const void *stored_target = taste_session_at(session, target, batch_size);
     const void *stored_logits = taste_session_at(session, logits, batch_size);
-    uint32_t classes = (uint32_t)(taste_layout_count(logits, batch_size) / batch_size);
+    uint32_t rows = (uint32_t)taste_layout_count(target, batch_size);
+    uint32_t classes = (uint32_t)(taste_layout_count(logits, batch_size) / rows);
     uint32_t correct = 0;
-    for (uint32_t row = 0; row < batch_size; row++) {
+    for (uint32_t row = 0; row < rows; row++) {
         int32_t label;
         taste_layout_gather(target, batch_size, row, 1, stored_target, &label);
         correct += best_class(logits, stored_logits, batch_size, row, classes) == (uint32_t)label;

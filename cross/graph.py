@@ -123,5 +123,11 @@ class Model:
         return self.tensors[self.input].shape[1:]
 
     @property
+    def input_values(self) -> int:
+        """Values that a token of an int32 input may have: the rows of the smallest table it chooses from; else 0."""
+        tables = [node.inputs[1] for node in self.nodes if node.op == "embedding"]
+        return min((self.tensors[table].shape[0] for table in tables), default=0)
+
+    @property
     def classes(self) -> int:
         return self.tensors[self.output].shape[-1]

@@ -62,12 +62,6 @@ def minimum_batch(model: Model) -> int:
     return 1
 
 
-def input_values(model: Model) -> int:
-    """Values that a token of the input may have: the rows of the smallest table it chooses from; 0 for a float input."""
-    tables = [node.inputs[1] for node in model.nodes if node.op == "embedding" and node.inputs[0] == model.input]
-    return min((model.tensors[table].shape[0] for table in tables), default=0)
-
-
 def _rows(kernels: Kernels, plan: MemoryPlan) -> list[_Row]:
     training, shared = kernels.graph.training, kernels.graph.shared
     block, inits = blocks_of(kernels), training.model.inits
@@ -217,7 +211,7 @@ def _model(
         _text(build_id), target.vector_bits if target.rvv else 0, minimum_batch(model), model.classes, f"{seed}u",
         len(shape), _numbers(shape or (1,)), "tensors", "sizeof tensors / sizeof tensors[0]", "programs",
         len(kernels.programs), "segments", len(model.blocks), "block_names", len(model.blocks),
-        plan.parameter_bytes, plan.state_bytes, plan.constant_bytes, *scalars, f"{input_values(model)}u",
+        plan.parameter_bytes, plan.state_bytes, plan.constant_bytes, *scalars, f"{model.input_values}u",
     ]  # fmt: skip
     return ["const taste_model taste_model_table = {", "    " + ", ".join(str(f) for f in fields) + ",", "};"]
 

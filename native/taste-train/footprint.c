@@ -72,7 +72,7 @@ taste_status footprint_of(const taste_model *model, uint32_t program, uint32_t b
     taste_status status = taste_model_program(model, program, &facts);
     if (status != TASTE_STATUS_OK) return status;
     taste_use use = {program, batch_size};
-    taste_session_options options = {.momentum = facts.updates, .accumulate = accumulate};
+    taste_session_options options = {.slots = (uint32_t)facts.updates, .accumulate = accumulate};
     size_t session_bytes;
     status = taste_session_bytes(model, &use, 1, &options, &session_bytes, error);
     if (status != TASTE_STATUS_OK) return status;

@@ -82,7 +82,7 @@ static taste_status open_parts(const options *options, trainer *t, int accumulat
                                taste_error *error) {
     const footprint *f = &t->footprint;
     taste_use use = {t->program, t->batch_size};
-    taste_session_options session_options = {.momentum = t->facts.updates, .accumulate = accumulate};
+    taste_session_options session_options = {.slots = (uint32_t)t->facts.updates, .accumulate = accumulate};
     t->x = t->block + f->x;
     t->y = t->block + f->y;
     t->logits = (float *)(t->block + f->logits);

@@ -15,7 +15,7 @@ from math import prod
 from tvm.script.ir_builder import tirx as T
 
 from cross.graph import BATCH
-from cross.kernels.loop_nest import Buffer, Expr, Kernel, PrimFunc, add_to, lanes, settle, store, view, write_kernel, zeros
+from cross.kernels.loop_nest import Buffer, Expr, PrimFunc, add_to, lanes, settle, store, view, write_kernel, zeros
 from cross.target import Target
 
 SLICE = 64
@@ -31,10 +31,6 @@ class EmbeddingSpec:
     leading: tuple[int, ...]
 
 
-def _tokens(kernel: Kernel, spec: EmbeddingSpec, rows: Expr) -> Buffer:
-    return view(kernel.tensor("tokens", (BATCH, *spec.leading), "int32"), rows, dtype="int32")
-
-
 def _row_of(tokens: Buffer, row: Expr, spec: EmbeddingSpec) -> Expr:
     return settle(T.max(T.min(tokens[row], spec.vocabulary - 1), 0))
 
@@ -44,9 +40,10 @@ def embedding(spec: EmbeddingSpec, target: Target) -> PrimFunc:
     vector = target.channel_block
     with write_kernel("embedding") as kernel:
         rows = kernel.batch * prod(spec.leading)
-        tokens = _tokens(kernel, spec, rows)
+        tokens = kernel.tensor("tokens", (BATCH, *spec.leading), "int32")
         w = kernel.tensor("w", (spec.vocabulary, spec.width))
-        y = view(kernel.tensor("y", (BATCH, *spec.leading, spec.width)), rows, spec.width)
+        y = kernel.tensor("y", (BATCH, *spec.leading, spec.width))
+        tokens, y = view(tokens, rows, dtype="int32"), view(y, rows, spec.width)
         with T.parallel(rows) as row:
             chosen = _row_of(tokens, row, spec)
             with T.serial(spec.width // vector) as part:
@@ -63,9 +60,10 @@ def embedding_gradient(spec: EmbeddingSpec, target: Target) -> PrimFunc:
     vector = target.channel_block
     with write_kernel("embedding_gradient") as kernel:
         rows = kernel.batch * prod(spec.leading)
-        tokens = _tokens(kernel, spec, rows)
-        dy = view(kernel.tensor("dy", (BATCH, *spec.leading, spec.width)), rows, spec.width)
+        tokens = kernel.tensor("tokens", (BATCH, *spec.leading), "int32")
+        dy = kernel.tensor("dy", (BATCH, *spec.leading, spec.width))
         dw = kernel.tensor("dw", (spec.vocabulary, spec.width))
+        tokens, dy = view(tokens, rows, dtype="int32"), view(dy, rows, spec.width)
         with T.parallel(-(-spec.width // SLICE)) as task:
             first = settle(task * SLICE)
             count = settle(T.min(spec.width - first, SLICE))

@@ -204,13 +204,12 @@ def segment_spans(kernels: Kernels, plan: MemoryPlan) -> list[SegmentSpan]:
     spans = []
     for number in range(len(training.model.blocks)):
         own = [n for n in plan.parameters if block.get(n, 0) == number]
-        sizes = [
-            _span([(plan.parameters[n], shared[n].bytes) for n in own if parameter_group(training, n) <= last])[1]
-            for last in (0, 1)
-        ]
-        whole = _span([(plan.parameters[n], shared[n].bytes) for n in own])
+        groups = [(parameter_group(training, n), plan.parameters[n], shared[n].bytes) for n in own]
+        (start, whole), (_, updated), (_, decayed) = (
+            _span([(offset, size) for group, offset, size in groups if group <= last]) for last in (2, 1, 0)
+        )
         states = _span([(o, shared[n].bytes) for n, o in plan.states.items() if block.get(n, 0) == number])
-        spans.append(SegmentSpan(*whole, *sizes, *states))
+        spans.append(SegmentSpan(start, whole, decayed, updated, states[0], states[1]))
     return spans
 
 

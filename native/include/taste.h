@@ -362,11 +362,15 @@ taste_status taste_safetensors_open(const void *prefix, size_t prefix_bytes, uin
 int32_t taste_safetensors_next(taste_safetensors *file, taste_safetensors_entry *out_entry);
 void taste_safetensors_rewind(taste_safetensors *file);
 
-/* Writes the header (length, JSON, padding) of a file that holds the model's tensors of these kinds (a sum of 1 << kind), in
- * the table's order, and `metadata` (a JSON object of strings, or NULL). Returns its size, whether or not it fitted into
- * `capacity` bytes. The data follow in the same order, canonical. */
-size_t taste_safetensors_header(const taste_model *model, uint32_t kinds, const char *metadata, size_t capacity,
-                                char *out_header);
+/* Copies the value of `key` in the file's metadata, escapes resolved; 0: there is none, or it does not fit. */
+int32_t taste_safetensors_metadata(const taste_safetensors *file, const char *key, size_t capacity, char *out_value);
+
+/* Writes the header (length, JSON, padding) of a file that holds `metadata` (a JSON object of strings, or NULL), the model's
+ * tensors of these kinds (a sum of 1 << kind) in the table's order, and behind them, for each of `slots` optimizer slots,
+ * a tensor optimizer.SLOT.NAME for every trained parameter. Returns its size, whether or not it fitted into `capacity`
+ * bytes. The data follow in the same order, canonical. */
+size_t taste_safetensors_header(const taste_model *model, uint32_t kinds, uint32_t slots, const char *metadata,
+                                size_t capacity, char *out_header);
 
 /* cffi: end */
 

@@ -138,9 +138,7 @@ def test_trajectory_drifts_no_more_than_pytorch(name: str, built: Callable[..., 
     assert drift(ours) <= 2 * drift(weights[torch.float32])
 
 
-@pytest.mark.parametrize(
-    "name", ["resnet8", SMALL_TRANSFORMER, pytest.param("resnet18", marks=pytest.mark.acceptance)]
-)
+@pytest.mark.parametrize("name", ["resnet8", SMALL_TRANSFORMER, pytest.param("resnet18", marks=pytest.mark.acceptance)])
 def test_every_cut_point_gives_the_same_bits(name: str, built: Callable[..., Path]) -> None:
     """forward[0..k] then forward[k..L] in another session equals forward; backward likewise, for every k."""
     library = load_library(built(source_of(name), host_target(), input_shape=None) / "libtaste.so")

@@ -82,7 +82,7 @@ def _layer_norm(inputs: Sequence[Array], attrs: Attrs) -> Array:
 
 
 def _erf(x: Array) -> Array:
-    return np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype)
+    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x), x.dtype)
 
 
 def _gelu(inputs: Sequence[Array], attrs: Attrs) -> Array:

@@ -129,7 +129,9 @@ def _slice(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     return tuple(d if d == BATCH else max(0, -(-(end - start) // step)) for d, start, end, step in spans)
 
 
-UNARY = frozenset("relu sigmoid tanh exp erf gelu neg sqrt clip leaky_relu silu hard_swish hard_sigmoid dropout".split())
+UNARY = frozenset(
+    "relu sigmoid tanh exp erf gelu neg sqrt clip leaky_relu silu hard_swish hard_sigmoid dropout".split()
+)
 BINARY = frozenset(("add", "sub", "mul", "div"))
 POOLS = frozenset(("max_pool2d", "avg_pool2d"))
 REDUCTIONS = frozenset(("reduce_mean", "reduce_sum"))

@@ -8,7 +8,18 @@ from dataclasses import dataclass
 import onnx
 
 from cross.graph import Shape
-from cross.zoo import alexnet, chartransformer, efficientvit, mlp, mobilenetv2, resnet8, resnet18, resnet20, squeezenet, vgg
+from cross.zoo import (
+    alexnet,
+    chartransformer,
+    efficientvit,
+    mlp,
+    mobilenetv2,
+    resnet8,
+    resnet18,
+    resnet20,
+    squeezenet,
+    vgg,
+)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,9 @@ def build(input_shape: Sequence[int], classes: int) -> onnx.ModelProto:
 def build_sized(input_shape: Sequence[int], classes: int, layers: int, width: int, heads: int) -> onnx.ModelProto:
     """The same with another depth and width; `heads` divides `width`."""
     if len(input_shape) != 1:
-        raise UsageError(f"input shape {','.join(map(str, input_shape))}: chartransformer takes windows of T characters.")
+        raise UsageError(
+            f"input shape {','.join(map(str, input_shape))}: chartransformer takes windows of T characters."
+        )
     (length,) = input_shape
     g = GraphBuilder(input_shape, tokens=True)
     x = g.plus_parameter(g.embedding(g.input, "tok", classes, width), "pos", (length, width))

@@ -82,7 +82,9 @@ class GraphBuilder:
         root = self._node("Div", [x, self._constant(f"{name}/root", math.sqrt(2.0))], f"{name}/div")
         share = self._node("Add", [self._node("Erf", [root], f"{name}/erf"), self._constant(f"{name}/one", 1.0)],
                            f"{name}/add")  # fmt: skip
-        return self._node("Mul", [self._node("Mul", [x, share], f"{name}/mul"), self._constant(f"{name}/half", 0.5)], name)
+        return self._node(
+            "Mul", [self._node("Mul", [x, share], f"{name}/mul"), self._constant(f"{name}/half", 0.5)], name
+        )
 
     def max_pool(self, x: str, name: str, kernel: int, stride: int, pad: int | None = None, ceil: bool = False) -> str:
         """Max pooling; `pad` on each side, half the kernel where it is not given."""

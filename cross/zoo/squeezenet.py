@@ -11,7 +11,16 @@ import onnx
 
 from cross.zoo.graph_builder import GraphBuilder
 
-FIRES = ((3, 16, 64), (4, 16, 64), (6, 32, 128), (7, 32, 128), (9, 48, 192), (10, 48, 192), (11, 64, 256), (12, 64, 256))
+FIRES = (
+    (3, 16, 64),
+    (4, 16, 64),
+    (6, 32, 128),
+    (7, 32, 128),
+    (9, 48, 192),
+    (10, 48, 192),
+    (11, 64, 256),
+    (12, 64, 256),
+)
 """Number, squeezed channels, and channels of each of the two expansions."""
 
 POOLS = (5, 8)

@@ -27,9 +27,7 @@ def build_19(input_shape: Sequence[int], classes: int) -> onnx.ModelProto:
     return _build(input_shape, classes, STAGES_19, "vgg19")
 
 
-def _build(
-    input_shape: Sequence[int], classes: int, stages: Sequence[tuple[int, int]], name: str
-) -> onnx.ModelProto:
+def _build(input_shape: Sequence[int], classes: int, stages: Sequence[tuple[int, int]], name: str) -> onnx.ModelProto:
     g = GraphBuilder(input_shape)
     x, channels, index = g.input, input_shape[0], 0
     for width, count in stages:

@@ -49,10 +49,9 @@ class Draft:
         return candidate
 
     def parameter(self, name: str, array: Array, layout: str, *, tie: bool = False) -> str:
-        """Add a trainable tensor. With `tie`, the same array under the same name is one tensor used twice: also a table
-        of tokens that ends the model as its classifier."""
+        """Add a trainable tensor. With `tie`, the same array under the same name is one tensor used twice."""
         known = self.parameters.get(name)
-        if tie and known is not None and np.array_equal(known, array):
+        if tie and known is not None and self.layouts[name] == layout and np.array_equal(known, array):
             return name
         name = self._add(name, array)
         self.parameters[name] = array

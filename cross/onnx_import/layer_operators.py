@@ -76,7 +76,10 @@ def _dense(o: Operator, x: str, *, stored_transposed: bool) -> str:
 
 
 def _table_of(o: Operator, weight: Array) -> str:
-    """The table of tokens that the classifier shares (exporters store it a second time, transposed), or ''."""
+    """The table of tokens that the classifier shares (exporters store it a second time, transposed), or ''. Weights that
+    are one number throughout, as a file without values has them, tell nothing."""
+    if not weight.size or weight.min() == weight.max():
+        return ""
     tables = (n for n, layout in o.draft.layouts.items() if layout == "vc" and n in o.draft.parameters)
     return next((n for n in tables if np.array_equal(o.draft.parameters[n], weight)), "")
 

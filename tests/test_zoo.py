@@ -44,8 +44,10 @@ def test_chartransformer_takes_windows_of_characters() -> None:
     assert model.tensors[model.output].shape == (BATCH, 64, 96)
     names = [block.name for block in model.blocks]
     assert names == ["tok", *(f"layers.{i}/{part}" for i in range(6) for part in ("attn", "mlp")), "head"]
-    with pytest.raises(UsageError, match="windows"):
+    with pytest.raises(UsageError, match="like 64"):
         load_model("chartransformer", input_shape=(3, 32, 32))
+    with pytest.raises(UsageError, match="like 3,32,32"):
+        load_model("resnet20", input_shape=(64,))
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,14 @@ def test_no_edge_skips_a_block(name: str) -> None:
         previous = block.output
     assert model.blocks[0].first_node == 0 and model.blocks[-1].end_node == len(model.nodes)
     assert previous == model.output
+
+
+@pytest.mark.parametrize(("name", "shape"), [("vgg16", (3, 16, 16)), ("squeezenet", (3, 2, 2))])
+def test_samples_too_small_for_the_pools_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(
+        UsageError, match=f"{name} cannot take samples of {shape[0]},{shape[1]},{shape[2]}: .* does not fit"
+    ):
+        load_model(name, input_shape=shape)
 
 
 def test_unknown_name_lists_the_zoo() -> None:

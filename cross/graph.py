@@ -9,13 +9,16 @@ Operators of a `Model` (what an importer may emit; everything else is decomposed
     conv2d(x[N,C,H,W], w[O,C/groups,R,S])      attrs strides (2), pads (top, left, bottom, right), dilations (2), groups
     dense(x[N,...,K], w[M,K])                   -> [N,...,M]        (PyTorch's Linear weight order; no bias)
     matmul(a[N,...,I,K], b[N,...,K,J])          both batched        -> [N,...,I,J]
+    embedding(tokens[N,...] int32, w[V,C])      -> [N,...,C]        row `token` of w; tokens are the model's input
+    layer_norm(x[N,...,C], gamma[C], beta[C])   attr eps; over the last axis; beta may be absent
     batch_norm(x[N,C,...], gamma[C], beta[C], running_mean[C], running_var[C])   attrs eps, momentum (PyTorch's: new = (1-m)*old + m*batch)
-    relu, sigmoid, tanh, exp, neg, sqrt(x)
+    relu, sigmoid, tanh, exp, erf, neg, sqrt(x); gelu(x) attr approximate ('none' or 'tanh')
     clip(x) attrs min, max (floats, +-inf where open); leaky_relu(x) alpha; silu(x); hard_swish(x); hard_sigmoid(x) alpha, beta
     add, sub, mul, div (a, b)                   numpy broadcasting; a bias of C channels has shape [C,1,1] (or [M] after dense)
     max_pool2d(x), avg_pool2d(x)                attrs kernel (2), strides (2), pads (4), ceil_mode, count_include_pad (avg)
     reduce_mean(x), reduce_sum(x)               attrs axes (positive, batch never among them), keepdims (bool)
     softmax(x), log_softmax(x)                  attr axis (positive)
+    causal_mask(x[N,...,T,T])                   MASKED above the diagonal, x elsewhere
     lrn(x)                                      attrs size, alpha, beta, bias
     dropout(x)                                  attr ratio
     pad(x)                                      attrs pads ((before, after), ... one pair a dimension), value
@@ -30,6 +33,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+MASKED = -1e30
+"""What a causal mask writes: a softmax gives it nothing, and sums with it stay finite."""
 
 BATCH = -1
 """The symbolic batch dimension; only ever a tensor's first."""
@@ -94,7 +100,7 @@ class Init:
 
 @dataclass(frozen=True)
 class Model:
-    """A forward graph with one input and one output (logits), ready for `build_training_graph`.
+    """A forward graph with one input (float32, or int32 tokens) and one output (logits), ready for `build_training_graph`.
 
     `parameters` are trainable, `states` are running statistics, `constants` are neither. All are float32 (or int32)
     arrays in canonical layout, keyed by tensor name; names are the user's own (ONNX initializer names).
@@ -119,6 +125,12 @@ class Model:
     def input_shape(self) -> Shape:
         """Shape of one sample."""
         return self.tensors[self.input].shape[1:]
+
+    @property
+    def input_values(self) -> int:
+        """Values that a token of an int32 input may have: the rows of the smallest table it chooses from; else 0."""
+        tables = [node.inputs[1] for node in self.nodes if node.op == "embedding"]
+        return min((self.tensors[table].shape[0] for table in tables), default=0)
 
     @property
     def classes(self) -> int:

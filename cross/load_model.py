@@ -22,9 +22,9 @@ from cross.onnx_import.operators import convert, preflight
 from cross.onnx_import.propagate import fold_constants, propagate
 from cross.onnx_import.read import read_model
 from cross.onnx_import.simplify import simplify
-from cross.onnx_import.source import SourceGraph, build_source
+from cross.onnx_import.source import INTEGERS, SourceGraph, build_source
 from cross.onnx_import.unfold import unfold_batch_norm as unfold
-from cross.zoo import DEFAULT_CLASSES, ZOO
+from cross.zoo import ZOO
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -49,11 +49,12 @@ def load_model(
 ) -> Model:
     """A forward graph from an ONNX file or a zoo name.
 
-    `input_shape`: [C, H, W] of one sample; a file's own where it has one, 3x32x32 for the zoo (resnet18-imagenet
-    3x224x224). `classes`: replaces the last dense layer or 1x1 convolution where its size differs. `input_name`,
-    `output_name`: which, where the file has several; any tensor may be the output. `init`: 'file' keeps the file's
-    weights, 'seeded' makes all of them from `seed`; zoo models are always seeded. `unfold_batch_norm`: float32 samples
-    [B, C, H, W]; a batch norm set from their statistics follows every convolution with a bias, the function unchanged.
+    `input_shape`: [C, H, W] of one sample, [T] of tokens; a file's own where it has one, 3x32x32 for the zoo
+    (resnet18-imagenet 3x224x224, chartransformer 64 characters). `classes`: replaces the last dense layer or 1x1
+    convolution where its size differs. `input_name`, `output_name`: which, where the file has several; any tensor may be
+    the output. `init`: 'file' keeps the file's weights, 'seeded' makes all of them from `seed`; zoo models are always
+    seeded. `unfold_batch_norm`: float32 samples [B, C, H, W]; a batch norm set from their statistics follows every
+    convolution with a bias, the function unchanged.
 
     Raises UsageError, CorruptInputError, SecurityError, FileError or UnsupportedModelError, each in one line.
     """
@@ -64,9 +65,7 @@ def load_model(
         raise UsageError(f"{classes} classes. Give 1 or more.")
     name = str(source)
     if name in ZOO:
-        zoo = ZOO[name]
-        proto = zoo.build(shape or zoo.default_shape, classes or DEFAULT_CLASSES)
-        model = _import(proto, name, shape, classes, input_name, output_name, "seeded", seed, from_zoo=True)
+        model = _from_zoo(name, shape, classes, input_name, output_name, seed)
     else:
         path = Path(source)
         if not path.exists():
@@ -80,6 +79,27 @@ def load_model(
             reason = one_line((str(error) or type(error).__name__).strip().splitlines()[0].rstrip("."))
             raise CorruptInputError(f"{path} is not a valid ONNX model: {reason}. Export it again.") from error
     return model if unfold_batch_norm is None else unfold(model, unfold_batch_norm)
+
+
+def _from_zoo(
+    name: str, shape: Shape | None, classes: int | None, input_name: str | None, output_name: str | None, seed: int
+) -> Model:
+    zoo = ZOO[name]
+    if shape is not None and len(shape) != len(zoo.default_shape) and not zoo.any_rank:
+        example = ",".join(map(str, zoo.default_shape))
+        raise UsageError(f"input shape {','.join(map(str, shape))}: {name} takes samples like {example}.")
+    shape = shape or zoo.default_shape
+    proto = zoo.build(shape, classes or zoo.default_classes)
+    try:
+        return _import(proto, name, shape, classes, input_name, output_name, "seeded", seed, from_zoo=True)
+    except UnsupportedModelError as error:
+        refused, _, reason = str(error).partition("cannot be trained: ")
+        if refused or not reason:
+            raise
+        size = ",".join(map(str, shape))
+        raise UsageError(
+            f"{name} cannot take samples of {size}: {reason.partition('. ')[0]}. Give larger ones."
+        ) from error
 
 
 def _import(
@@ -115,12 +135,24 @@ def _import(
     if classes is not None:
         draft, fresh = replace_classes(draft, output, classes)
     draft.prune(output)
+    if source.input_type in INTEGERS or any(node.op == "embedding" for node in draft.nodes):
+        _check_tokens(draft)
     if not draft.parameters:
         raise UnsupportedModelError("the model has no weights to train. Choose another --output.")
     metadata = _metadata(draft, source, softmax, "nhwc" if turned else "nchw")
     model = _finish(draft, output, name, init, seed, fresh, metadata)
-    uncalibrated = init == "seeded" and not from_zoo and not model.states
+    normalised = bool(model.states) or any(node.op == "layer_norm" for node in model.nodes)
+    uncalibrated = init == "seeded" and not from_zoo and not normalised
     return calibrate(model, seed) if uncalibrated else model
+
+
+def _check_tokens(draft: Draft) -> None:
+    """An integer input is only looked up in tables; whatever else reads it would take it for float32."""
+    others = [n.source for n in draft.nodes if draft.input in n.inputs and n.op != "embedding"]
+    if others:
+        raise UnsupportedModelError(
+            f"{others[0]!r} computes with the integers of input {draft.input!r}. Export the model with a float input."
+        )
 
 
 def _finish(
@@ -138,7 +170,7 @@ def _finish(
     return Model(
         name=name,
         nodes=nodes,
-        tensors={tensor: TensorType(tuple(int(d) for d in shape)) for tensor, shape in draft.shapes.items()},
+        tensors=_types(draft),
         input=draft.input,
         output=output,
         parameters={k: _value(k, v, inits[k], seed, k in seeded) for k, v in draft.parameters.items()},
@@ -148,6 +180,13 @@ def _finish(
         blocks=blocks,
         metadata=metadata,
     )
+
+
+def _types(draft: Draft) -> dict[str, TensorType]:
+    types = {tensor: TensorType(tuple(int(d) for d in shape)) for tensor, shape in draft.shapes.items()}
+    if any(node.op == "embedding" for node in draft.nodes):
+        types[draft.input] = TensorType(types[draft.input].shape, "int32")
+    return types
 
 
 def _value(name: str, array: Array, init: Init, seed: int, seeded: bool) -> Array:

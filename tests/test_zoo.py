@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cross.errors import UsageError
-from cross.graph import BATCH, Model
+from cross.graph import BATCH, Model, TensorType
 from cross.initialise import fnv1a64, initial_values, splitmix64, uniform
 from cross.load_model import load_model
 from cross.zoo import ZOO
 from tests.numpy_forward import numpy_forward
 
-PARAMETERS = {"mlp": 820874, "resnet8": 77946, "resnet18": 11173962, "mobilenetv2": 2237770}
+PARAMETERS = {
+    "mlp": 820874,
+    "resnet8": 77946,
+    "resnet18": 11173962,
+    "resnet20": 269722,
+    "mobilenetv2": 2237770,
+    "vgg16": 14724042,
+    "vgg19": 20035018,
+    "alexnet": 2472266,
+    "squeezenet": 727626,
+    "efficientvit-m1": 2798826,
+}
 RESNET18_BLOCKS = ["conv1", *(f"layer{s}.{i}" for s in (1, 2, 3, 4) for i in (0, 1)), "fc"]
 
 
@@ -24,6 +37,19 @@ def test_zoo_model_has_the_published_size(name: str) -> None:
     assert sum(array.size for array in model.parameters.values()) == PARAMETERS[name]
     assert model.input_shape == (3, 32, 32) and model.classes == 10
     assert model.tensors[model.input].shape == (BATCH, 3, 32, 32)
+
+
+def test_chartransformer_takes_windows_of_characters() -> None:
+    model = zoo("chartransformer")
+    assert sum(array.size for array in model.parameters.values()) == 4804704
+    assert model.tensors[model.input] == TensorType((BATCH, 64), "int32") and model.input_values == 96
+    assert model.tensors[model.output].shape == (BATCH, 64, 96)
+    names = [block.name for block in model.blocks]
+    assert names == ["tok", *(f"layers.{i}/{part}" for i in range(6) for part in ("attn", "mlp")), "head"]
+    with pytest.raises(UsageError, match="like 64"):
+        load_model("chartransformer", input_shape=(3, 32, 32))
+    with pytest.raises(UsageError, match="like 3,32,32"):
+        load_model("resnet20", input_shape=(64,))
 
 
 @pytest.mark.parametrize(
@@ -65,6 +91,14 @@ def test_no_edge_skips_a_block(name: str) -> None:
         previous = block.output
     assert model.blocks[0].first_node == 0 and model.blocks[-1].end_node == len(model.nodes)
     assert previous == model.output
+
+
+@pytest.mark.parametrize(("name", "shape"), [("vgg16", (3, 16, 16)), ("squeezenet", (3, 2, 2))])
+def test_samples_too_small_for_the_pools_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(
+        UsageError, match=f"{name} cannot take samples of {shape[0]},{shape[1]},{shape[2]}: .* does not fit"
+    ):
+        load_model(name, input_shape=shape)
 
 
 def test_unknown_name_lists_the_zoo() -> None:
@@ -113,6 +147,13 @@ def test_parameters_are_what_the_board_would_make() -> None:
     assert np.abs(weight).max() <= 1 / np.sqrt(16 * 9) < 1.01 * np.abs(weight).max()
 
 
+SMALLEST = {
+    "resnet18-imagenet": (3, 48, 48),
+    "chartransformer": (9,),
+    **dict.fromkeys(("vgg16", "vgg19", "alexnet", "efficientvit-m1"), (3, 32, 32)),
+}
+
+
 @pytest.mark.needs("torch")
 @pytest.mark.parametrize(("name", "training"), [*((name, True) for name in sorted(ZOO)), ("resnet8", False)])
 def test_forward_equals_pytorch(name: str, training: bool) -> None:
@@ -120,14 +161,15 @@ def test_forward_equals_pytorch(name: str, training: bool) -> None:
 
     from tests.torch_zoo import torch_like
 
-    shape = (3, 48, 48) if name == "resnet18-imagenet" else (3, 16, 16)
+    shape = SMALLEST.get(name, (3, 16, 16))
     model = load_model(name, input_shape=shape, seed=1)
     module = torch_like(model, name, torch.float64).train(training)
-    x = np.random.default_rng(0).standard_normal((2, *shape))
+    random = np.random.default_rng(0)
+    x = random.integers(0, 96, (2, *shape)) if model.input_values else random.standard_normal((2, *shape))
     with torch.no_grad():
         wanted = module(torch.from_numpy(x)).numpy()
     values = numpy_forward(model, x, training=training, dtype=np.float64)
-    np.testing.assert_allclose(values[model.output], wanted, atol=1e-9)
+    np.testing.assert_allclose(values[model.output], wanted, atol=1e-8)
 
 
 @pytest.mark.needs("torch")
@@ -146,5 +188,33 @@ def test_bounds_are_those_of_pytorch(name: str) -> None:
         init, largest = model.inits[key], float(value.abs().max())
         if init.kind == "constant":
             assert bool((value == init.scale).all())
+        elif key == "tok.weight":
+            # PyTorch draws tables from a normal distribution; ours has its mean and variance.
+            assert abs(float(value.std()) - init.scale / np.sqrt(3)) < 0.05
         else:
             assert 0.5 * init.scale < largest <= init.scale
+
+
+@pytest.mark.needs("torch", "data")
+def test_trained_weights_of_resnet20_fit_by_name(data: Path) -> None:
+    """The usual implementation's file: every name after `module.`, and most of 100 test images classified right."""
+    import torch
+
+    stored = torch.load(data / "resnet_cifar10" / "resnet20-12fca82f.th", weights_only=True, map_location="cpu")
+    trained = {
+        name.removeprefix("module."): value.numpy()
+        for name, value in stored["state_dict"].items()
+        if not name.endswith("num_batches_tracked")
+    }
+    model = load_model("resnet20")
+    assert trained.keys() == {*model.parameters, *model.states}
+    fitted = replace(
+        model,
+        parameters={n: trained[n].reshape(a.shape) for n, a in model.parameters.items()},
+        states={n: trained[n] for n in model.states},
+    )
+    rows = np.fromfile(data / "cifar-10-batches-bin" / "test_batch.bin", np.uint8, 100 * 3073).reshape(100, 3073)
+    images = rows[:, 1:].reshape(100, 3, 32, 32) / np.float32(255)
+    mean, std = (np.float32(v).reshape(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    logits = numpy_forward(fitted, (images - mean) / std)[model.output]
+    assert (logits.argmax(1) == rows[:, 0]).mean() >= 0.85

@@ -65,7 +65,9 @@ class Draft:
         return name
 
     def constant(self, name: str, array: Array) -> str:
-        """Add a tensor that is never trained; scalars have shape [1]."""
+        """Add a tensor that is never trained, once; scalars have shape [1]."""
+        if name in self.constants and np.array_equal(self.constants[name], array):
+            return name
         name = self._add(name, array)
         self.constants[name] = array
         return name

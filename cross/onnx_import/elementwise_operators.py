@@ -8,12 +8,21 @@ from typing import Any
 
 import numpy as np
 
+from cross.graph import Shape
 from cross.onnx_import.operator import NotConvertible, Operator
+from cross.onnx_import.source import INTEGERS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 TRAINABLE = frozenset(("add", "sub", "mul"))
 """Operators whose stored operand, one number a channel or more, is trained where it follows a weight."""
+
+
+MASKING = 1e4
+"""A stored summand that reaches this hides what it is added to, as attention masks do: it is not trained."""
+
+LARGEST = 1e30
+"""What stands for infinity in a mask that is no causal one: sums stay finite, and a softmax gives the same."""
 
 
 def unary(op: str, **defaults: float) -> Callable[[Operator], str]:
@@ -29,10 +38,24 @@ def binary(op: str) -> Callable[[Operator], str]:
     """Conversion of an operator with two operands, one of which may be stored."""
 
     def convert(o: Operator) -> str:
+        for data, stored in ((0, 1), (1, 0)):
+            if op == "add" and o.is_data(data) and not o.is_data(stored):
+                mask = o.constant(stored, "operand")
+                if _hides_what_follows(mask == 0, mask, o.shape(data)):
+                    return o.emit("causal_mask", o.data(data))
         left, right = (operand(o, i, op) for i in (0, 1))
         return o.emit(op, left, right)
 
     return convert
+
+
+def _hides_what_follows(kept: Array, fill: Array, shape: Shape) -> bool:
+    """Whether a mask keeps, of square matrices [N, ..., T, T], what is on and below the diagonal, and hides the rest."""
+    if len(shape) < 3 or shape[-1] != shape[-2] or kept.shape[-2:] != shape[-2:] or kept.size != shape[-1] ** 2:
+        return False
+    square, below = kept.reshape(shape[-2:]), np.tri(shape[-1], dtype=bool)
+    hidden = np.broadcast_to(fill, kept.shape).reshape(shape[-2:])[~below]
+    return np.array_equal(square, below) and bool((hidden <= -MASKING).all())
 
 
 def operand(o: Operator, index: int, op: str) -> str:
@@ -45,13 +68,11 @@ def operand(o: Operator, index: int, op: str) -> str:
     others = [i for i in range(len(o.node.input)) if o.is_data(i)]
     if not others:
         raise NotConvertible("none of its operands depends on the input")
-    rank = len(o.shape(others[0]))
-    while value.ndim >= rank:
-        if value.shape[0] != 1:
-            raise NotConvertible("a stored operand differs from row to row of the batch")
-        value = value[0]
+    value = _row(value, len(o.shape(others[0])))
     if value.size == 1:
         return o.draft.constant(o.origin(index), value.reshape(1))
+    if op == "add" and np.abs(value).max(initial=0.0) >= MASKING:
+        return o.draft.constant(o.origin(index), np.clip(value, -LARGEST, LARGEST))
     if op in TRAINABLE and any(o.data(i) in o.draft.trained for i in others):
         return o.draft.parameter(o.origin(index), value, "broadcast")
     return o.draft.constant(o.origin(index), value)
@@ -115,6 +136,8 @@ def power(o: Operator) -> str:
         return x
     if exponent == 2.0:
         return o.emit("mul", x, x)
+    if exponent == 3.0:
+        return o.emit("mul", o.emit("mul", x, x), x)
     if exponent == 0.5:
         return o.emit("sqrt", x)
     raise NotConvertible(f"exponent {exponent:g}" if value.size == 1 else "exponents that differ")
@@ -147,10 +170,45 @@ def same(o: Operator) -> str:
     return o.data(0)
 
 
+def gelu(o: Operator) -> str:
+    """Gelu, exact or with tanh."""
+    return o.emit("gelu", o.data(0), approximate=str(o.attrs.get("approximate", "none")))
+
+
+def where(o: Operator) -> str:
+    """Where with a stored condition -> each side times its 0/1 mask, added up; a stored side is masked here."""
+    condition = o.constant(0, "condition").astype(bool)
+    for data, stored, kept in ((1, 2, condition), (2, 1, ~condition)):
+        if o.is_data(data) and not o.is_data(stored):
+            fill = np.broadcast_to(o.constant(stored, "side"), np.broadcast_shapes(condition.shape, (1,)))
+            if _hides_what_follows(kept, fill, o.shape(data)):
+                return o.emit("causal_mask", o.data(data))
+    rank, parts = len(o.output_shape()), []
+    for index, mask in ((1, condition), (2, ~condition)):
+        if o.is_data(index):
+            chosen = o.draft.constant(f"{o.node.output[0]}/mask", _row(mask.astype(np.float32), rank))
+            parts.append(o.emit("mul", o.data(index), chosen))
+        else:
+            value = np.clip(o.constant(index, "side").astype(np.float32), -LARGEST, LARGEST)
+            masked = np.where(mask, value, np.float32(0))
+            parts.append(o.draft.constant(f"{o.node.output[0]}/side", _row(masked, rank)))
+    return o.emit("add", *parts)
+
+
+def _row(value: Array, rank: int) -> Array:
+    """Without the batch dimension of a tensor of `rank` dimensions; a scalar as [1]."""
+    while value.ndim >= rank:
+        if value.shape[0] != 1:
+            raise NotConvertible("a stored operand differs from row to row of the batch")
+        value = value[0]
+    return value.reshape(1) if value.ndim == 0 else value
+
+
 def cast(o: Operator) -> str:
-    """Cast between floats, all of which are float32 here."""
+    """Cast between floats, all of which are float32 here, or of tokens to another integer type."""
     to = int(o.attrs.get("to", 1))
-    if to != 1:
+    is_input = o.data(0) == o.draft.input
+    if to != 1 and not (is_input and to in INTEGERS):
         raise NotConvertible("a cast of computed values to integers")
     return o.data(0)
 

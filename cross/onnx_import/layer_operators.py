@@ -69,8 +69,19 @@ def _dense(o: Operator, x: str, *, stored_transposed: bool) -> str:
     if weight.ndim != 2:
         raise NotConvertible(f"product with a stored tensor of {weight.ndim} dimensions")
     layout = "kn" if stored_transposed else "mk"
+    if stored_transposed and (table := _table_of(o, weight.T)):
+        return o.emit("dense", x, table)
     w = o.draft.parameter(o.origin(1), weight.T if stored_transposed else weight, layout, tie=True)
     return o.emit("dense", x, w)
+
+
+def _table_of(o: Operator, weight: Array) -> str:
+    """The table of tokens that the classifier shares (exporters store it a second time, transposed), or ''. Weights that
+    are one number throughout, as a file without values has them, tell nothing."""
+    if not weight.size or weight.min() == weight.max():
+        return ""
+    tables = (n for n, layout in o.draft.layouts.items() if layout == "vc" and n in o.draft.parameters)
+    return next((n for n in tables if np.array_equal(o.draft.parameters[n], weight)), "")
 
 
 def batch_norm(o: Operator) -> str:
@@ -89,6 +100,19 @@ def batch_norm(o: Operator) -> str:
         raise NotConvertible(f"statistics that do not fit {shape[1]} channels")
     eps, momentum = float(o.attrs.get("epsilon", 1e-5)), 1.0 - float(o.attrs.get("momentum", 0.9))
     return o.emit("batch_norm", o.data(0), gamma, beta, mean, variance, eps=eps, momentum=round(momentum, 7))
+
+
+def layer_norm(o: Operator) -> str:
+    """LayerNormalization over the last axis."""
+    o.only_output()
+    rank = len(o.shape())
+    if o.axis(int(o.attrs.get("axis", -1))) != rank - 1:
+        raise NotConvertible("layer norm over more than the last axis")
+    gamma = o.draft.parameter(o.origin(1), o.constant(1, "scale").reshape(-1), "c")
+    inputs = [gamma]
+    if o.has(2):
+        inputs.append(o.draft.parameter(o.origin(2), o.constant(2, "shift").reshape(-1), "c"))
+    return o.emit("layer_norm", o.data(0), *inputs, eps=float(o.attrs.get("epsilon", 1e-5)))
 
 
 def max_pool(o: Operator) -> str:
@@ -125,7 +149,10 @@ def _pool(o: Operator, op: str, extra: dict[str, Any]) -> str:
 
 
 def _overhang(extent: int, kernel: int, stride: int, before: int, after: int) -> int:
-    windows = pooled(extent, kernel, stride, before, after, ceil=True)
+    try:
+        windows = pooled(extent, kernel, stride, before, after, ceil=True)
+    except ValueError as error:
+        raise NotConvertible(str(error)) from error
     return max(0, (windows - 1) * stride + kernel - (extent + before + after))
 
 

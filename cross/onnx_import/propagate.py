@@ -8,7 +8,7 @@ size that the file declares shows what a baked-in Reshape meant.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -19,6 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 from cross.errors import CorruptInputError, UnsupportedModelError
 from cross.graph import BATCH, Shape
+from cross.onnx_import.heads import unmerge_heads
 from cross.onnx_import.source import SourceGraph, display_name, single_precision
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -26,7 +27,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FOLDABLE = frozenset(
     """Abs Add And Cast CastLike Ceil Clip Concat ConstantOfShape DequantizeLinear Div Equal Exp Expand Flatten Floor
     Gather Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg Not Or Pow Range Reciprocal ReduceMax
-    ReduceMin ReduceProd ReduceSum Reshape Shape Size Slice Split Sqrt Squeeze Sub Tile Transpose Unsqueeze
+    ReduceMin ReduceProd ReduceSum Reshape Shape Size Slice Split Sqrt Squeeze Sub Tile Transpose Trilu Unsqueeze
     Where""".split()
 )
 """Operators evaluated where all their inputs are known."""
@@ -59,6 +60,10 @@ class _Run:
     types: dict[str, TypeProto]
     values: dict[str, Array]
 
+    def dims(self, name: str) -> tuple[int, ...] | None:
+        """Shape of a tensor that is not stored, None where it is not known."""
+        return _dims(self.types.get(name))
+
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -75,12 +80,20 @@ def fold_constants(source: SourceGraph) -> tuple[SourceGraph, dict[str, str]]:
             made_bytes += sum(array.nbytes for array in made.values())
             _check_size(node, made_bytes)
             constants.update(made)
-            if node.op_type in RENAMING:
+            if node.op_type in RENAMING or _takes_all(node, constants):
                 origins[node.output[0]] = origins.get(names[0], names[0])
         else:
             remaining.append(node)
-    folded = SourceGraph(tuple(remaining), constants, source.input, source.input_dims, source.output, source.opset)
+    folded = replace(source, nodes=tuple(remaining), constants=constants)
     return folded, origins
+
+
+def _takes_all(node: NodeProto, values: Mapping[str, Array]) -> bool:
+    """Whether a Gather or Slice takes a whole table in order, as position embeddings of full length do."""
+    if node.op_type not in ("Gather", "Slice"):
+        return False
+    whole, taken = values[node.input[0]], values[node.output[0]]
+    return whole.ndim > 1 and whole.size == taken.size and np.array_equal(whole.ravel(), taken.ravel())
 
 
 def propagate(source: SourceGraph, sample_shape: Shape, origins: Mapping[str, str]) -> Propagated:
@@ -95,6 +108,7 @@ def propagate(source: SourceGraph, sample_shape: Shape, origins: Mapping[str, st
     nodes = tuple(
         node for node in source.nodes if not all(o in first.values and o in second.values for o in node.output if o)
     )
+    nodes = unmerge_heads(nodes, source.output, (first.dims, second.dims))
     values = {**source.constants, **_common_values(first.values, second.values)}
     used = {source.output}.union(*(node.input for node in nodes))
     shapes: dict[str, Shape] = {source.input: (BATCH, *sample_shape)}
@@ -116,7 +130,7 @@ def _try_run(source: SourceGraph, batch: int, sample_shape: Shape) -> Shapes:
 
 
 def _run(source: SourceGraph, batch: int, sample_shape: Shape, baked: Shapes) -> _Run:
-    kind = onnx.helper.make_tensor_type_proto(TensorProto.FLOAT, (batch, *sample_shape))
+    kind = onnx.helper.make_tensor_type_proto(source.input_type, (batch, *sample_shape))
     run = _Run({source.input: kind}, dict(source.constants))
     for node in source.nodes:
         names = [i for i in node.input if i]

@@ -35,6 +35,8 @@ RULES: dict[str, Rule] = {
     "dense": Rule(dense.forward, dense.gradient),
     "matmul": Rule(dense.matmul, dense.matmul_gradient),
     "batch_norm": Rule(normalisation.batch_norm, normalisation.batch_norm_gradient),
+    "embedding": Rule(dense.embedding, dense.embedding_gradient),
+    "layer_norm": Rule(normalisation.layer_norm, normalisation.layer_norm_gradient),
     "lrn": Rule(normalisation.lrn, normalisation.lrn_gradient),
     "max_pool2d": Rule(pooling.max_pool, pooling.max_pool_gradient),
     "avg_pool2d": Rule(pooling.avg_pool, pooling.avg_pool_gradient),
@@ -47,6 +49,7 @@ RULES: dict[str, Rule] = {
     "concat": Rule(movement.concat, movement.concat_gradient),
     "slice": Rule(movement.slice_, movement.slice_gradient),
     "pad": Rule(movement.pad, movement.pad_gradient),
+    "causal_mask": Rule(elementwise.causal_mask, elementwise.causal_mask_gradient),
     "dropout": Rule(elementwise.dropout, elementwise.dropout_gradient),
     **{op: Rule(elementwise.forward, elementwise.gradient) for op in elementwise.EXPRESSIONS},
 }

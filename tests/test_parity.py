@@ -2,8 +2,9 @@
 
 The oracle is PyTorch in float64. How far our float32 may be from it is measured, not guessed: three times what PyTorch's
 own float32 (contiguous or channels-last, the worse) is off, but never asked below 1e-5. An activation within rounding of a
-ReLU's zero may fall to either side, and then a gradient jumps: so PyTorch's own error is the largest of a few runs whose
-inputs differ in the last bit, not the luck of one.
+ReLU's zero may fall to either side, and then a gradient jumps. In a network of a million ReLUs that happens in most
+batches, in PyTorch's float32 as in ours, so neither is judged by the luck of one run: errors are the worst of five seeds,
+PyTorch's also of inputs that differ in the last bit.
 """
 
 from __future__ import annotations
@@ -88,35 +89,40 @@ def states_of(module: Any) -> dict[str, Array]:
     return {n: b.detach().numpy() for n, b in module.named_buffers() if n.endswith(("running_mean", "running_var"))}
 
 
+def pool(worst: dict[str, float], found: dict[str, float]) -> None:
+    """Keep the larger error of every tensor."""
+    for tensor, error in found.items():
+        worst[tensor] = max(worst.get(tensor, 0.0), error)
+
+
 @pytest.mark.parametrize("name", MODELS)
-def test_first_step_matches_pytorch(name: str, built: Callable[..., Path]) -> None:
-    """Loss to 1e-5, every gradient within the measured bound, running statistics to 1e-5; batch 3 and 8, five seeds."""
-    folder = built(source_of(name), host_target(), input_shape=SHAPES.get(name))
-    library = load_library(folder / "libtaste.so")
+@pytest.mark.parametrize("batch", [3, 8])
+def test_first_step_matches_pytorch(name: str, batch: int, built: Callable[..., Path]) -> None:
+    """Five seeds: loss and running statistics to 1e-5; the worst error of every gradient within the measured bound."""
+    library = load_library(built(source_of(name), host_target(), input_shape=SHAPES.get(name)) / "libtaste.so")
+    ours: dict[str, float] = {}
+    theirs: dict[str, float] = {}
     for seed in range(5):
         model = seeded(name, seed)
-        for batch in (3, 8):
-            x, y = batch_of(seed, model.input_shape, batch, model.classes)
-            true = torch_like(model, name, torch.float64)
-            loss = torch_step(true, x, y, torch.float64)
-            exact = named_gradients(true, model)
-            allowed = dict.fromkeys(exact, 0.0)
-            for moved, channels_last in in_float32(x):
-                module = torch_like(model, name, torch.float32)
-                torch_step(module, moved, y, torch.float32, channels_last)
-                for tensor, error in errors(named_gradients(module, model), exact).items():
-                    allowed[tensor] = max(allowed[tensor], error)
-            with Trainer(library, batch_size=batch) as trainer:
-                for tensor, values in {**model.parameters, **model.states}.items():
-                    trainer.write_parameter(tensor, values)
-                step = trainer.gradients(x, y)
-                assert abs(step.loss - loss) <= 1e-5 * abs(loss)
-                found = {tensor: trainer.gradient(tensor) for tensor in exact}
-                for tensor, error in errors(found, exact).items():
-                    assert error <= max(1e-5, 3 * allowed[tensor]), f"{tensor}, seed {seed}, batch {batch}"
-                for tensor, wanted in states_of(true).items():
-                    have = trainer.read_parameter(tensor)
-                    assert np.linalg.norm(have - wanted) <= 1e-5 * max(np.linalg.norm(wanted), 1e-3), tensor
+        x, y = batch_of(seed, model.input_shape, batch, model.classes)
+        true = torch_like(model, name, torch.float64)
+        loss = torch_step(true, x, y, torch.float64)
+        exact = named_gradients(true, model)
+        for moved, channels_last in in_float32(x):
+            module = torch_like(model, name, torch.float32)
+            torch_step(module, moved, y, torch.float32, channels_last)
+            pool(theirs, errors(named_gradients(module, model), exact))
+        with Trainer(library, batch_size=batch) as trainer:
+            for tensor, values in {**model.parameters, **model.states}.items():
+                trainer.write_parameter(tensor, values)
+            step = trainer.gradients(x, y)
+            assert abs(step.loss - loss) <= 1e-5 * abs(loss)
+            pool(ours, errors({tensor: trainer.gradient(tensor) for tensor in exact}, exact))
+            for tensor, wanted in states_of(true).items():
+                have = trainer.read_parameter(tensor)
+                assert np.linalg.norm(have - wanted) <= 1e-5 * max(np.linalg.norm(wanted), 1e-3), tensor
+    excess = {tensor: error / max(1e-5, 3 * theirs[tensor]) for tensor, error in ours.items()}
+    assert max(excess.values()) <= 1, max(excess, key=lambda tensor: excess[tensor])
 
 
 @pytest.mark.parametrize("name", DRIFTING)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.native_builds import ARM, CLASSES, HOST, RISCV, Toolchain, refuse, run, succeed
+from tests.native_builds import ADDRESS, ARM, CLASSES, HOST, RISCV, THREAD, Toolchain, refuse, run, succeed
 from tests.packed_data import pack
 
 Build = Callable[..., Path]
@@ -178,6 +178,18 @@ def test_promises_of_the_disk(build: Build, tmp_path: Path, mode: str) -> None:
 
 
 # What a run in a folder does and refuses.
+
+
+@pytest.mark.needs("clang")
+@pytest.mark.parametrize("toolchain", [ADDRESS, THREAD], ids=lambda t: t.name)
+def test_a_run_under_sanitizers(build: Build, toolchain: Toolchain, packed: Path, tmp_path: Path) -> None:
+    """With the reading thread, evaluation, checkpoints and a resume."""
+    program = build(toolchain, "taste-train")
+    base = train(packed, 12, "--test", packed, "--eval-every", 1, "--checkpoint", tmp_path / "run", "--threads", 2)
+    done = succeed(program, *base, "--checkpoint-every", "4steps")
+    (tmp_path / "run/checkpoint-1.safetensors").write_bytes(b"x" * 2000)
+    again = run(program, *base, "--resume", "--batch-size", 7)
+    assert (again[0], again[1][-1]["steps"], len(of(done, "eval"))) == (0, 12, 3)
 
 
 def test_another_batch_size_goes_on_with_the_same_samples(program: Path, packed: Path, tmp_path: Path) -> None:

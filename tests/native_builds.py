@@ -35,6 +35,7 @@ MAINS = {
     "checks": (MODEL, CHECKS),
     "taste-train": (MODEL, PROGRAM),
     "taste-train-other-cpu": (MODEL_OF_ANOTHER_CPU, PROGRAM),
+    "taste-train-text": ([TESTS / "tables_text.c"], PROGRAM),
     "fault-loop": (MODEL, FAULT_LOOP),
     "checkpoint-loop": (MODEL, CHECKPOINT_LOOP),
 }

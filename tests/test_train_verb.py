@@ -161,6 +161,22 @@ def test_small_steps_are_told_at_most_ten_times_a_second(program: Path, packed: 
     assert len(few) <= 110 and sum(e["epoch"] == int(e["epoch"]) for e in few) == 100
 
 
+@pytest.mark.parametrize(("batch", "optimizer"), [(1, "sgd"), (400, "adamw")])
+def test_training_takes_the_memory_that_was_planned(
+    program: Path, packed: Path, tmp_path: Path, batch: int, optimizer: str
+) -> None:
+    """With everything that takes some: reading ahead, accumulation, evaluation, checkpoints, augmentation."""
+    x, y = np.zeros((900, 2, 4, 5), np.uint8), np.zeros(900, np.int32)
+    big = pack(tmp_path / "big", x, y)
+    arguments = ("train", "--samples", big, "--test", big, "--batch-size", batch, "--effective-batch", 450, "--lr", 0.01)
+    arguments += ("--epochs", 1, "--optimizer", optimizer, "--augment", "crop-flip", "--threads", 1)
+    events = succeed(program, *arguments, "--checkpoint", tmp_path / "run", "--save", tmp_path / "saved")
+    planned, peak = events[-1]["planned_bytes"], events[-1]["peak_rss_bytes"]
+    assert peak <= 1.01 * planned and planned - peak <= max(0.03 * planned, 2 << 20)
+    sizes = ("--batch-size", batch, "--effective-batch", 450, "--optimizer", optimizer, "--threads", 1)
+    assert succeed(program, "info", *sizes)[0]["planned_bytes"] == planned == events[0]["planned_bytes"]
+
+
 def test_label_smoothing_is_that_of_the_definition(
     program: Path, images: tuple[Array, Array], packed: Path, tmp_path: Path
 ) -> None:

@@ -168,7 +168,19 @@ def test_training_takes_the_memory_that_was_planned(
     """With everything that takes some: reading ahead, accumulation, evaluation, checkpoints, augmentation."""
     x, y = np.zeros((900, 2, 4, 5), np.uint8), np.zeros(900, np.int32)
     big = pack(tmp_path / "big", x, y)
-    arguments = ("train", "--samples", big, "--test", big, "--batch-size", batch, "--effective-batch", 450, "--lr", 0.01)
+    arguments = (
+        "train",
+        "--samples",
+        big,
+        "--test",
+        big,
+        "--batch-size",
+        batch,
+        "--effective-batch",
+        450,
+        "--lr",
+        0.01,
+    )
     arguments += ("--epochs", 1, "--optimizer", optimizer, "--augment", "crop-flip", "--threads", 1)
     events = succeed(program, *arguments, "--checkpoint", tmp_path / "run", "--save", tmp_path / "saved")
     planned, peak = events[-1]["planned_bytes"], events[-1]["peak_rss_bytes"]

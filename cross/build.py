@@ -55,17 +55,19 @@ def build(
     *,
     loss: str = "cross_entropy",
     seed: int = 0,
+    lean: bool = False,
     progress: Progress | None = None,
 ) -> BuildResult:
     """Build OUT/{taste-train, libtaste.so, weights.safetensors, manifest.json}; at once where OUT holds this very build.
+    `lean` chooses the kernels that take the least memory.
 
     Errors: UnsupportedModelError (20), MissingToolError (22), NoSpaceError (11), FileError (12).
     """
     started = time.monotonic()
-    key = _key(model, target, loss, seed)
+    key = _key(model, target, loss, seed, lean)
     try:
         if not _is_built(out, key):
-            _build(model, target, out, loss, seed, progress)
+            _build(model, target, out, loss, seed, lean, progress)
             (out / "build.key").write_text(key + "\n", encoding="utf-8")
     except OSError as error:
         kind = NoSpaceError if error.errno == 28 else FileError
@@ -82,8 +84,10 @@ def build(
     )
 
 
-def _build(model: Model, target: Target, out: Path, loss: str, seed: int, progress: Progress | None) -> None:
-    kernels = lower(assign_storage(build_training_graph(model, loss), target), target)
+def _build(
+    model: Model, target: Target, out: Path, loss: str, seed: int, lean: bool, progress: Progress | None
+) -> None:
+    kernels = lower(assign_storage(build_training_graph(model, loss), target), target, lean)
     plan = plan_memory(kernels)
     objects = compile_kernels(kernels, cache_root() / "kernels", progress)
     if progress is not None:
@@ -108,9 +112,9 @@ def _is_built(out: Path, key: str) -> bool:
     return all((out / name).exists() for name in FILES)
 
 
-def _key(model: Model, target: Target, loss: str, seed: int) -> str:
+def _key(model: Model, target: Target, loss: str, seed: int, lean: bool) -> str:
     """Everything that decides a build: the model with its weights, the target, the options and our own sources."""
-    digest = hashlib.sha256(f"{VERSION} {target} {loss} {seed} {model.name}".encode())
+    digest = hashlib.sha256(f"{VERSION} {target} {loss} {seed} {lean} {model.name}".encode())
     digest.update(
         repr((model.nodes, sorted(model.tensors.items()), sorted(model.inits.items()), model.blocks)).encode()
     )

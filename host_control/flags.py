@@ -104,6 +104,7 @@ def add_model_flags(parser: argparse.ArgumentParser, required: bool = True) -> N
         default="cross_entropy",
         help="softmax cross-entropy on class labels, or mean squared error on targets like the output",
     )
+    group.add_argument("--lean", action="store_true", help="kernels that take the least memory, not the least time")
     group.add_argument("--unfold-bn", action="store_true", help="put batch norms back where an exporter folded them")
     group.add_argument("--target", metavar="NAME", help="CPU to build for (default: probed from the board)")
 

@@ -22,6 +22,17 @@ from cross.kernels.convolution_input_gradient import (
     weight_transpose,
 )
 from cross.kernels.convolution_weight_gradient import convolution_weight_gradient
+from cross.kernels.winograd import input_tiles, output_tiles, suits_winograd, takes_both
+from cross.kernels.winograd_correlation import (
+    forward_chunk_shape,
+    input_gradient_chunk_shape,
+    transformed_weight_shape,
+    winograd_forward,
+    winograd_forward_weight,
+    winograd_input_gradient,
+    winograd_input_gradient_weight,
+)
+from cross.kernels.winograd_weight_gradient import weight_gradient_chunk_shapes, winograd_weight_gradient
 from cross.storage import Axis, Storage
 from cross.target import Target
 
@@ -35,6 +46,8 @@ class Site:
     storages: Mapping[str, Storage]
     spec: conv.ConvSpec | None
     target: Target
+    lean: bool = False
+    """Kernels that take the least memory, not the least time."""
 
     @property
     def vector(self) -> int:
@@ -160,6 +173,8 @@ def _batch_norm_running(site: Site) -> list[SiteCall]:
 
 def _conv2d(site: Site) -> list[SiteCall]:
     spec, target = _spec(site), site.target
+    if _takes_winograd(site):
+        return _winograd_forward(site, spec)
     builders = {
         "direct": convolution_forward,
         "depthwise": depthwise.depthwise_forward,
@@ -171,6 +186,8 @@ def _conv2d(site: Site) -> list[SiteCall]:
 
 def _conv2d_weight_gradient(site: Site) -> list[SiteCall]:
     spec, target = _spec(site), site.target
+    if _takes_winograd(site):
+        return _winograd_weight_gradient(site, spec)
     builders = {
         "direct": convolution_weight_gradient,
         "depthwise": depthwise.depthwise_weight_gradient,
@@ -189,15 +206,15 @@ def _conv2d_input_gradient(site: Site) -> list[SiteCall]:
         return [_convolution_call(site, spec, lambda: build(spec, target))]
     dy, weight = node.inputs
     copy = f"{weight}:transposed~{node.outputs[0]}"
-    shape = transposed_weight_shape(spec, target)
-    storage = Storage("plain", "float32", shape, _row_major(shape))
+    if _takes_winograd(site):
+        return _winograd_input_gradient(site, spec, copy)
     transpose = SiteCall(
         "weight_transpose",
         (spec, target.name),
         lambda: weight_transpose(spec, target),
         (weight, copy),
         (0, 0),
-        {copy: storage},
+        {copy: _row_major(transposed_weight_shape(spec, target))},
     )
     product = SiteCall(
         node.op,
@@ -209,12 +226,80 @@ def _conv2d_input_gradient(site: Site) -> list[SiteCall]:
     return [transpose, product]
 
 
-def _row_major(shape: tuple[int, ...]) -> tuple[Axis, ...]:
+def _takes_winograd(site: Site) -> bool:
+    return not site.lean and suits_winograd(_spec(site), site.target)
+
+
+def _winograd_forward(site: Site, spec: conv.ConvSpec) -> list[SiteCall]:
+    target, (x, weight), (y,) = site.target, site.node.inputs, site.node.outputs
+    both = takes_both(spec, output_tiles(spec))
+    transformed, chunk = f"{weight}:transformed~{y}", f"{y}:chunk"
+    shape = transformed_weight_shape(spec.out_channels, spec.in_channels, target)
+    transform = SiteCall(
+        "winograd_forward_weight",
+        (spec, target.name),
+        lambda: winograd_forward_weight(spec, target),
+        (x, weight, transformed) if both else (weight, transformed),
+        (0, 0),
+        {transformed: _row_major(shape)},
+    )
+    product = SiteCall(
+        "winograd_forward",
+        (spec, target.name),
+        lambda: winograd_forward(spec, target),
+        (x, weight, transformed, chunk, y) if both else (x, transformed, chunk, y),
+        (0, conv.flops(spec)),
+        {chunk: _row_major(forward_chunk_shape(spec, target))},
+    )
+    return [transform, product]
+
+
+def _winograd_input_gradient(site: Site, spec: conv.ConvSpec, copy: str) -> list[SiteCall]:
+    target, (dy, weight), (dx,) = site.target, site.node.inputs, site.node.outputs
+    both = takes_both(spec, input_tiles(spec))
+    chunk, shape = f"{dx}:chunk", transformed_weight_shape(spec.in_channels, spec.out_channels, target)
+    transform = SiteCall(
+        "winograd_input_gradient_weight",
+        (spec, target.name),
+        lambda: winograd_input_gradient_weight(spec, target),
+        (dy, weight, copy) if both else (weight, copy),
+        (0, 0),
+        {copy: _row_major(shape)},
+    )
+    product = SiteCall(
+        "winograd_input_gradient",
+        (spec, target.name),
+        lambda: winograd_input_gradient(spec, target),
+        (dy, copy, chunk, dx),
+        (0, conv.flops(spec)),
+        {chunk: _row_major(input_gradient_chunk_shape(spec, target))},
+    )
+    return [transform, product]
+
+
+def _winograd_weight_gradient(site: Site, spec: conv.ConvSpec) -> list[SiteCall]:
+    target, (x, dy), (dw,) = site.target, site.node.inputs, site.node.outputs
+    chunks = f"{dw}:x_chunk", f"{dw}:dy_chunk"
+    shapes = weight_gradient_chunk_shapes(spec, target)
+    return [
+        SiteCall(
+            "winograd_weight_gradient",
+            (spec, target.name),
+            lambda: winograd_weight_gradient(spec, target),
+            (x, dy, *chunks, dw),
+            (0, conv.flops(spec)),
+            {name: _row_major(shape) for name, shape in zip(chunks, shapes, strict=True)},
+        )
+    ]
+
+
+def _row_major(shape: tuple[int, ...]) -> Storage:
+    """Storage of a temporary that only kernels read."""
     stride, axes = 1, []
     for extent in reversed(shape):
         axes.append(Axis(extent, 1, stride, 0))
         stride *= extent
-    return tuple(reversed(axes))
+    return Storage("plain", "float32", shape, tuple(reversed(axes)))
 
 
 def _spec(site: Site) -> conv.ConvSpec:

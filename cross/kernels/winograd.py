@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tvm.script.ir_builder import tirx as T
+
 from cross.kernels.arithmetic import constant, keep
 from cross.kernels.convolution import ConvSpec, convolution_class
 from cross.kernels.loop_nest import Expr, settle
@@ -24,11 +26,14 @@ from cross.target import Target
 PLACES = 16
 """Of a transformed tile: 4 rows x 4 columns."""
 
+PAIR = 2
+"""Channel blocks that are worked on together: inputs and outputs fill them whole."""
+
 GROUP = 48
 """Tiles that a task multiplies at a time: whole register tiles of 3, 4, 6 or 8."""
 
-FEW_TILES = 32
-"""Below so many tiles a batch, 16 transformed weights for 9 cost more than they save (measured: docs/design.md)."""
+LARGE_WEIGHT_BYTES = 8 << 20
+"""Transformed weights beyond this are written to and read from memory, not a cache."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Tiles:
 def suits_winograd(spec: ConvSpec, target: Target) -> bool:
     """A 3x3 kernel with stride 1 over whole tiles, whose channels fill pairs of blocks: with fewer the transforms weigh more
     than the products that they save."""
-    pair = 2 * target.channel_block
+    pair = PAIR * target.channel_block
     even = (spec.height, spec.width, spec.out_height, spec.out_width)
     return (
         convolution_class(spec, target) == "direct"
@@ -63,6 +68,41 @@ def suits_winograd(spec: ConvSpec, target: Target) -> bool:
         and max(spec.pads) <= 2
         and spec.in_channels % pair == spec.out_channels % pair == 0
     )
+
+
+def few_tiles(spec: ConvSpec) -> int:
+    """A batch with fewer tiles takes the direct kernels: 16 transformed weights for 9 would cost more than they save."""
+    transformed_bytes = PLACES * spec.in_channels * spec.out_channels * 4
+    return 32 if transformed_bytes > LARGE_WEIGHT_BYTES else 16
+
+
+def output_tiles(spec: ConvSpec) -> Tiles:
+    """Tiles of y: of the forward pass and the weight gradient."""
+    return Tiles(spec.out_height // 2, spec.out_width // 2)
+
+
+def input_tiles(spec: ConvSpec) -> Tiles:
+    """Tiles of x: of the input gradient."""
+    return Tiles(spec.height // 2, spec.width // 2)
+
+
+def takes_both(spec: ConvSpec, tiles: Tiles) -> bool:
+    """Whether small batches of this convolution take the direct nest, so that a kernel holds both."""
+    return tiles.count < few_tiles(spec)
+
+
+def write_either(
+    spec: ConvSpec, tiles: Tiles, batch: Expr, direct: Callable[[], None], winograd: Callable[[], None]
+) -> None:
+    """Write the nest of `winograd`, and where `takes_both` a choice by the batch between it and that of `direct`."""
+    if not takes_both(spec, tiles):
+        winograd()
+        return
+    with T.If(batch * tiles.count < few_tiles(spec)):
+        with T.Then():
+            direct()
+        with T.Else():
+            winograd()
 
 
 Line = Callable[[Sequence[Expr]], Sequence[Expr]]
@@ -107,7 +147,7 @@ def both_ways(line: Line, read: Callable[[int, int], Expr], extent: int) -> list
     return [list(line([column[i] for column in columns])) for i in range(len(columns[0]))]
 
 
-def chunk_tiles(target: Target, channels: int, most: int) -> int:
-    """Tiles of a chunk, whole groups: their transforms take about the second-level caches of all cores."""
-    fitting = target.l2_kib * 1024 * target.cores // (PLACES * channels * 4)
-    return max(GROUP, min(most, fitting) // GROUP * GROUP)
+def chunk_tiles(target: Target, channels: int, caches: int, most: int) -> int:
+    """Tiles of a chunk, whole groups and at least two: transformed they take so many second-level caches."""
+    fitting = caches * target.l2_kib * 1024 // (PLACES * channels * 4)
+    return max(2 * GROUP, min(most, fitting) // GROUP * GROUP)

@@ -9,7 +9,6 @@ A batch with few tiles takes the direct nest instead: the transformed weights wo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm.script.ir_builder import tirx as T
@@ -40,20 +39,27 @@ from cross.kernels.loop_nest import (
 )
 from cross.kernels.tiles import register_tile
 from cross.kernels.winograd import (
-    FEW_TILES,
     GROUP,
+    PAIR,
     PLACES,
     Tiles,
     both_ways,
     chunk_tiles,
     input_line,
+    input_tiles,
     output_line,
+    output_tiles,
+    takes_both,
     weight_line,
+    write_either,
 )
 from cross.target import Target
 
 MOST_TILES = 528
 """Of a chunk: two samples of 32 x 32 pixels; beyond, nothing is saved by fewer and longer loops."""
+
+CACHES = 2
+"""Second-level caches that a chunk takes."""
 
 
 def transformed_weight_shape(outputs: int, inputs: int, target: Target) -> Shape:
@@ -76,56 +82,33 @@ def input_gradient_chunk_shape(spec: ConvSpec, target: Target) -> Shape:
 def _chunk_shape(channels: int, target: Target) -> Shape:
     """[input blocks, 16, tiles, i]; two more tiles than are used keep the 16 places apart in the cache."""
     block = target.channel_block
-    return channels // block, PLACES, chunk_tiles(target, channels, MOST_TILES) + 2, block
-
-
-def forward_takes_both(spec: ConvSpec) -> bool:
-    """Whether small batches take the direct nest, so that the kernels need the weight as it is and the batch."""
-    return _tiles(spec.out_height, spec.out_width).count < FEW_TILES
-
-
-def input_gradient_takes_both(spec: ConvSpec) -> bool:
-    """The same for the input gradient."""
-    return _tiles(spec.height, spec.width).count < FEW_TILES
-
-
-def _tiles(height: int, width: int) -> Tiles:
-    return Tiles(height // 2, width // 2)
-
-
-def _either(both: bool, tiles: Tiles, batch: Expr, direct: Callable[[], None], winograd: Callable[[], None]) -> None:
-    if not both:
-        winograd()
-        return
-    with T.If(batch * tiles.count < FEW_TILES):
-        with T.Then():
-            direct()
-        with T.Else():
-            winograd()
+    return channels // block, PLACES, chunk_tiles(target, channels, CACHES, MOST_TILES) + 2, block
 
 
 def winograd_forward(spec: ConvSpec, target: Target) -> PrimFunc:
-    """PrimFunc(x stored with `spec.x_pads`, [w], transformed w, chunk, y stored without pads); w is there where
-    `forward_takes_both`."""
-    work, both = forward_correlation(spec, target), forward_takes_both(spec)
-    tiles = _tiles(spec.out_height, spec.out_width)
+    """PrimFunc(x stored with `spec.x_pads`, [w], transformed w, chunk, y stored without pads); w is there where the
+    kernel `takes_both`."""
+    work, tiles = forward_correlation(spec, target), output_tiles(spec)
     with write_kernel("winograd_forward") as kernel:
         x = kernel.tensor("x", work.source.shape)
-        w = kernel.tensor("w", work.weight_shape) if both else None
+        w = kernel.tensor("w", work.weight_shape) if takes_both(spec, tiles) else None
         shape = transformed_weight_shape(spec.out_channels, spec.in_channels, target)
         transformed = kernel.tensor("transformed", shape)
         chunk = kernel.tensor("chunk", forward_chunk_shape(spec, target))
         y = kernel.tensor("y", work.destination.shape)
         nest = _Nest(work, target, tiles, kernel.batch, x, transformed, chunk, y)
-        _either(both, tiles, kernel.batch, lambda: write_correlation(work, target, kernel.batch, (x, w, y)), nest.write)
+
+        def direct() -> None:
+            write_correlation(work, target, kernel.batch, (x, w, y))
+
+        write_either(spec, tiles, kernel.batch, direct, nest.write)
     return kernel.function
 
 
 def winograd_input_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
     """PrimFunc(dy stored with `spec.y_pads`, copy of w, chunk, dx stored without pads); the copy is what
     `winograd_input_gradient_weight` made for this batch size."""
-    work, both = input_gradient_correlation(spec, target), input_gradient_takes_both(spec)
-    tiles = _tiles(spec.height, spec.width)
+    work, tiles = input_gradient_correlation(spec, target), input_tiles(spec)
     with write_kernel("winograd_input_gradient") as kernel:
         dy = kernel.tensor("dy", work.source.shape)
         copy = kernel.tensor("copy", transformed_weight_shape(spec.in_channels, spec.out_channels, target))
@@ -136,16 +119,16 @@ def winograd_input_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
         def direct() -> None:
             write_correlation(work, target, kernel.batch, (dy, view(copy, *work.weight_shape), dx))
 
-        _either(both, tiles, kernel.batch, direct, nest.write)
+        write_either(spec, tiles, kernel.batch, direct, nest.write)
     return kernel.function
 
 
 def winograd_forward_weight(spec: ConvSpec, target: Target) -> PrimFunc:
-    """PrimFunc([x], w, transformed w): G g G^T; x is there, for the batch, where `forward_takes_both`."""
+    """PrimFunc([x], w, transformed w): G g G^T; x is there, for the batch, where the kernels `takes_both`."""
     out_blocks, in_blocks, _, _, depth, width = spec.weight_storage(target).shape
-    both = forward_takes_both(spec)
+    tiles = output_tiles(spec)
     with write_kernel("winograd_forward_weight") as kernel:
-        if both:
+        if takes_both(spec, tiles):
             kernel.tensor("x", spec.x_storage(target).shape)
         weight = kernel.tensor("weight", spec.weight_storage(target).shape)
         shape = transformed_weight_shape(spec.out_channels, spec.in_channels, target)
@@ -159,32 +142,33 @@ def winograd_forward_weight(spec: ConvSpec, target: Target) -> PrimFunc:
                 for place in range(PLACES):
                     store(transformed, (k, place, c, i, lane), places[place // 4][place % 4])
 
-        _either(both, _tiles(spec.out_height, spec.out_width), kernel.batch, lambda: None, write)
+        write_either(spec, tiles, kernel.batch, lambda: T.evaluate(0), write)
     return kernel.function
 
 
 def winograd_input_gradient_weight(spec: ConvSpec, target: Target) -> PrimFunc:
     """PrimFunc([dy], w, copy): the transposed and reversed kernel, transformed; as `weight_transpose` makes it where the batch
-    takes the direct nest (dy is there, for the batch, where `input_gradient_takes_both`)."""
+    takes the direct nest (dy is there, for the batch, where the kernels `takes_both`)."""
     out_blocks, in_blocks, _, _, depth, width = spec.weight_storage(target).shape
-    both = input_gradient_takes_both(spec)
+    tiles = input_tiles(spec)
     with write_kernel("winograd_input_gradient_weight") as kernel:
-        if both:
+        if takes_both(spec, tiles):
             kernel.tensor("dy", spec.y_storage(target).shape)
         weight = kernel.tensor("weight", spec.weight_storage(target).shape)
         copy = kernel.tensor("copy", transformed_weight_shape(spec.in_channels, spec.out_channels, target))
 
         def write() -> None:
+            taps = view(weight, out_blocks, in_blocks, 3, 3, depth * width)
             with T.parallel(in_blocks * out_blocks) as task, T.serial(width) as o:
                 c, k = settle(task // out_blocks), settle(task % out_blocks)
-                places = both_ways(weight_line, lambda r, s: weight[k, c, 2 - r, 2 - s, lanes(0, depth), o], 3)
+                places = both_ways(weight_line, lambda r, s: taps[k, c, 2 - r, 2 - s, lanes(o, depth, width)], 3)
                 for place in range(PLACES):
                     store(copy, (c, place, k, o, lanes(0, depth)), places[place // 4][place % 4])
 
         def transpose() -> None:
             write_transpose(spec, target, weight, view(copy, *transposed_weight_shape(spec, target)))
 
-        _either(both, _tiles(spec.height, spec.width), kernel.batch, transpose, write)
+        write_either(spec, tiles, kernel.batch, transpose, write)
     return kernel.function
 
 
@@ -235,11 +219,11 @@ class _Nest:
 
     def _multiply(self, first: Expr, count: Expr, groups: Expr) -> None:
         out_blocks = int(self.weight.shape[0])
-        scalars, vectors = register_tile(self.target, ((GROUP, 1),), out_blocks)
-        assert GROUP % scalars == 0 and out_blocks % vectors == 0
+        scalars, vectors = register_tile(self.target, ((GROUP, 1),), PAIR)
+        assert GROUP % scalars == 0, f"{scalars} tiles do not divide a group"
         block_tiles = out_blocks // vectors
         # What is larger is read once: the weights of a tile, kept over the groups, or a group, kept over the blocks.
-        weights_outside = out_blocks * self.width > MOST_TILES // 2
+        weights_outside = out_blocks * self.width > int(self.chunk.shape[2])
         with T.parallel(groups * block_tiles) as task:
             if weights_outside:
                 block, begin = settle(task // groups * vectors), settle(task % groups * GROUP)

@@ -13,6 +13,7 @@ from tvm.script.ir_builder import tirx as T
 
 from cross.graph import Shape
 from cross.kernels.convolution import ConvSpec
+from cross.kernels.convolution_weight_gradient import write_weight_gradient
 from cross.kernels.loop_nest import (
     Buffer,
     Expr,
@@ -31,30 +32,30 @@ from cross.kernels.loop_nest import (
 from cross.kernels.tiles import register_tile, split
 from cross.kernels.winograd import (
     GROUP,
+    PAIR,
     PLACES,
     Tiles,
     both_ways,
     chunk_tiles,
     gradient_line,
     input_line,
+    output_tiles,
     weight_gradient_line,
+    write_either,
 )
 from cross.target import Target
-
-LINE_BLOCKS = 2
-"""Channel blocks of a line, of x and of dy alike: a line of either is read again from the first-level cache."""
 
 MOST_TILES = 192
 """Of a chunk: a line of x and one of dy take 24 KiB at 8 floats a vector."""
 
-LEAST_TILES = 96
-"""Of a chunk, whatever the caches: with fewer, the transforms of the sums weigh too much."""
+CACHES = 4
+"""Both are streamed, so a chunk may be larger than a cache: with few tiles the transforms of the sums weigh too much."""
 
 
 def weight_gradient_chunk_shapes(spec: ConvSpec, target: Target) -> tuple[Shape, Shape]:
     """Physical shapes of the chunks of transformed tiles of x and of dy: [lines, 16, tiles, channels of a line]."""
-    line = LINE_BLOCKS * target.channel_block
-    tiles = max(LEAST_TILES, chunk_tiles(target, spec.in_channels + spec.out_channels, MOST_TILES))
+    line = PAIR * target.channel_block
+    tiles = chunk_tiles(target, spec.in_channels + spec.out_channels, CACHES, MOST_TILES)
     return (spec.in_channels // line, PLACES, tiles + 1, line), (spec.out_channels // line, PLACES, tiles + 1, line)
 
 
@@ -66,8 +67,13 @@ def winograd_weight_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
         x, dy = kernel.tensor("x", x_shape), kernel.tensor("dy", dy_shape)
         chunks = kernel.tensor("x_chunk", x_chunk), kernel.tensor("dy_chunk", dy_chunk)
         dw = kernel.tensor("dw", spec.weight_storage(target).shape)
-        tiles = Tiles(spec.out_height // 2, spec.out_width // 2)
-        _Nest(spec, target, tiles, kernel.batch, x, dy, *chunks, dw).write()
+        tiles = output_tiles(spec)
+        nest = _Nest(spec, target, tiles, kernel.batch, x, dy, *chunks, dw)
+
+        def direct() -> None:
+            write_weight_gradient(spec, target, kernel.batch, (x, dy, dw))
+
+        write_either(spec, tiles, kernel.batch, direct, nest.write)
     return kernel.function
 
 
@@ -104,9 +110,9 @@ class _Nest:
                 self._part(settle(task % lines), settle(task // lines), number, count)
 
     def _put(self, chunk: Buffer, block: Expr, tile: Expr, places: list[list[Expr]]) -> None:
-        lane = lanes(block % LINE_BLOCKS * self.width, self.width)
+        lane = lanes(block % PAIR * self.width, self.width)
         for place in range(PLACES):
-            store(chunk, (block // LINE_BLOCKS, place, tile, lane), places[place // 4][place % 4])
+            store(chunk, (block // PAIR, place, tile, lane), places[place // 4][place % 4])
 
     def _transform_x(self, block: Expr, begin: Expr, first: Expr, count: Expr) -> None:
         lane = lanes(0, self.width)
@@ -131,18 +137,18 @@ class _Nest:
     def _part(self, x_line: Expr, dy_line: Expr, number: Expr, count: Expr) -> None:
         """One line of input channels by one of output channels: dw of this chunk's tiles, stored or added."""
         line, width = int(self.x_chunk.shape[3]), self.width
-        scalars, vectors = register_tile(self.target, ((line, 1),), LINE_BLOCKS)
-        cut, blocks = split(line, scalars), split(LINE_BLOCKS, vectors)
-        sums = scratch(PLACES, LINE_BLOCKS, line, width)
+        scalars, vectors = register_tile(self.target, ((line, 1),), PAIR)
+        cut, blocks = split(line, scalars), split(PAIR, vectors)
+        sums = scratch(PLACES, PAIR, line, width)
         with T.serial(PLACES) as place:
             for size, first, tiles, first_item in cut.parts:
                 with T.serial(tiles) as tile, T.serial(blocks.count) as k:
                     item = settle(first_item + tile * size)
                     self._product(sums, (x_line, dy_line, place), count, item, settle(k * vectors), size, vectors)
-        with T.serial(LINE_BLOCKS) as k, T.serial(line) as item:
+        with T.serial(PAIR) as k, T.serial(line) as item:
             lane = lanes(0, width)
             taps = both_ways(weight_gradient_line, lambda i, j: sums[4 * i + j, k, item, lane], 4)
-            out, c, i = settle(dy_line * LINE_BLOCKS + k), settle(x_line * LINE_BLOCKS + item // width), settle(item % width)
+            out, c, i = settle(dy_line * PAIR + k), settle(x_line * PAIR + item // width), settle(item % width)
             places = [(out, c, r, s, i, lane) for r in range(3) for s in range(3)]
             with T.If(number > 0):
                 with T.Then():

@@ -1,0 +1,143 @@
+"""Winograd kernels against float64 numpy: ragged batches, several chunks of tiles, small batches that take the direct nest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cross.kernels.convolution import ConvSpec, with_needed_pads
+from cross.kernels.winograd import few_tiles, input_tiles, output_tiles, suits_winograd, takes_both
+from cross.kernels.winograd_correlation import (
+    forward_chunk_shape,
+    input_gradient_chunk_shape,
+    transformed_weight_shape,
+    winograd_forward,
+    winograd_forward_weight,
+    winograd_input_gradient,
+    winograd_input_gradient_weight,
+)
+from cross.kernels.winograd_weight_gradient import weight_gradient_chunk_shapes, winograd_weight_gradient
+from cross.load_model import load_model
+from cross.plan import plan_memory
+from cross.storage import NO_PADS
+from cross.target import load_targets
+from tests import convolution_reference as reference
+from tests.kernel_tensors import HOST, Runner, canonical, empty, relative_error, stored
+from tests.run_program import lower_model
+
+SAME = (1, 1, 1, 1)
+SHAPES = {
+    "tiles of a sample": (ConvSpec(16, 32, 8, 8, (3, 3), pads=SAME), (1, 2, 3)),
+    "few tiles a sample": (ConvSpec(32, 16, 4, 4, (3, 3), pads=SAME), (1, 3, 4, 5, 13)),
+    "one tile a sample": (ConvSpec(16, 16, 2, 2, (3, 3), pads=SAME), (1, 15, 16, 17)),
+    "several chunks": (ConvSpec(16, 16, 8, 8, (3, 3), pads=SAME), (34,)),
+    "rows and columns differ": (ConvSpec(16, 16, 6, 10, (3, 3), pads=SAME), (1, 3)),
+    "no pads": (ConvSpec(16, 16, 10, 8, (3, 3)), (1, 2)),
+    "full pads": (ConvSpec(16, 16, 6, 8, (3, 3), pads=(2, 2, 2, 2)), (2,)),
+    "uneven pads": (ConvSpec(16, 16, 8, 10, (3, 3), pads=(2, 0, 0, 2)), (2,)),
+}
+TOLERANCE = 1e-6
+
+
+def _random(shape: tuple[int, ...], seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _unset(shape: tuple[int, ...]) -> np.ndarray:
+    """Not NaN: a last register tile computes with what nobody has written, and nobody reads what comes out."""
+    return np.full(shape, 1e30, np.float32)
+
+
+def _forward(spec: ConvSpec, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    xs, ws, y = stored(x, spec.x_storage(HOST)), stored(w, spec.weight_storage(HOST)), spec.y_storage(HOST, NO_PADS)
+    both = takes_both(spec, output_tiles(spec))
+    shape = transformed_weight_shape(spec.out_channels, spec.in_channels, HOST)
+    transformed = Runner(winograd_forward_weight(spec, HOST))(*([xs] if both else []), ws, _unset(shape))
+    run, chunk = Runner(winograd_forward(spec, HOST)), _unset(forward_chunk_shape(spec, HOST))
+    return canonical(run(xs, *([ws] if both else []), transformed, chunk, empty(y, x.shape[0])), y)
+
+
+def _input_gradient(spec: ConvSpec, dy: np.ndarray, w: np.ndarray) -> np.ndarray:
+    ds, ws, dx = stored(dy, spec.y_storage(HOST)), stored(w, spec.weight_storage(HOST)), spec.x_storage(HOST, NO_PADS)
+    both = takes_both(spec, input_tiles(spec))
+    shape = transformed_weight_shape(spec.in_channels, spec.out_channels, HOST)
+    copy = Runner(winograd_input_gradient_weight(spec, HOST))(*([ds] if both else []), ws, _unset(shape))
+    run, chunk = Runner(winograd_input_gradient(spec, HOST)), _unset(input_gradient_chunk_shape(spec, HOST))
+    return canonical(run(ds, copy, chunk, empty(dx, dy.shape[0])), dx)
+
+
+def _weight_gradient(spec: ConvSpec, x: np.ndarray, dy: np.ndarray) -> np.ndarray:
+    w = spec.weight_storage(HOST)
+    chunks = [_unset(shape) for shape in weight_gradient_chunk_shapes(spec, HOST)]
+    run = Runner(winograd_weight_gradient(spec, HOST))
+    found = run(stored(x, spec.x_storage(HOST)), stored(dy, spec.y_storage(HOST)), *chunks, empty(w, x.shape[0]))
+    return canonical(found, w)
+
+
+def _check(spec: ConvSpec, batch: int) -> None:
+    x = _random((batch, spec.in_channels, spec.height, spec.width), 1)
+    dy = _random((batch, spec.out_channels, spec.out_height, spec.out_width), 2)
+    w = _random(spec.weight_shape, 3)
+    assert suits_winograd(spec, HOST)
+    assert relative_error(_forward(spec, x, w), reference.forward(spec, x, w)) < TOLERANCE
+    assert relative_error(_input_gradient(spec, dy, w), reference.input_gradient(spec, dy, w)) < TOLERANCE
+    assert relative_error(_weight_gradient(spec, x, dy), reference.weight_gradient(spec, x, dy)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_kernels_agree_with_numpy(name: str) -> None:
+    spec, batches = SHAPES[name]
+    for batch in batches:
+        _check(with_needed_pads(spec), batch)
+
+
+def test_storages_may_be_padded_wider_than_needed() -> None:
+    spec = ConvSpec(16, 16, 4, 6, (3, 3), pads=SAME)
+    _check(replace(spec, x_pads=(2, 3, 1, 1), y_pads=(1, 2, 3, 1)), 3)
+
+
+@pytest.mark.parametrize("name", ["few tiles a sample", "one tile a sample"])
+def test_small_batches_are_on_both_sides_of_the_choice(name: str) -> None:
+    spec, batches = SHAPES[name]
+    tiles = [batch * output_tiles(spec).count for batch in batches]
+    assert min(tiles) < few_tiles(spec) <= max(tiles)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ConvSpec(16, 16, 8, 8, (3, 3), (2, 2), SAME),
+        ConvSpec(16, 16, 7, 8, (3, 3), pads=SAME),
+        ConvSpec(8, 16, 8, 8, (3, 3), pads=SAME),
+        ConvSpec(16, 24, 8, 8, (3, 3), pads=SAME),
+        ConvSpec(16, 16, 8, 8, (1, 1)),
+        ConvSpec(16, 16, 8, 8, (5, 5), pads=(2, 2, 2, 2)),
+        ConvSpec(32, 32, 8, 8, (3, 3), pads=SAME, groups=2),
+        ConvSpec(16, 16, 10, 10, (3, 3), pads=(2, 2, 2, 2), dilations=(2, 2)),
+        ConvSpec(16, 16, 4, 4, (3, 3), pads=(3, 3, 3, 3)),
+    ],
+    ids=str,
+)
+def test_other_convolutions_stay_direct(spec: ConvSpec) -> None:
+    assert not suits_winograd(spec, HOST)
+
+
+@pytest.mark.parametrize("name", sorted(load_targets()))
+def test_nests_can_be_written_for_every_target(name: str) -> None:
+    target, spec = load_targets()[name], with_needed_pads(ConvSpec(64, 128, 4, 4, (3, 3), pads=SAME))
+    assert suits_winograd(spec, target)
+    for write in (winograd_forward, winograd_input_gradient, winograd_weight_gradient):
+        assert write(spec, target) is not None
+
+
+def test_lean_builds_have_none_and_take_less_memory() -> None:
+    model = load_model("resnet8")
+    usual, lean = lower_model(model), lower_model(model, lean=True)
+    assert any("winograd" in symbol for symbol in usual.builders)
+    assert not any("winograd" in symbol for symbol in lean.builders)
+    fixed = [plan_memory(kernels).programs[0].fixed.size_bytes for kernels in (usual, lean)]
+    assert fixed[1] < fixed[0]
+
+

@@ -15,6 +15,7 @@ from cross.assign_storage import StoredGraph, StoredProgram
 from cross.expression import size
 from cross.fuse import domain_of, expressions
 from cross.graph import Node, TensorType
+from cross.kernels.limit import SYMBOL, multiply_add_limit
 from cross.kernels.registry import BUILDERS, Site, SiteCall
 from cross.rules.context import DROPOUT_COUNTER, LOSS_SCALE
 from cross.storage import Storage
@@ -66,7 +67,7 @@ class Kernels:
 def lower(graph: StoredGraph, target: Target, lean: bool = False) -> Kernels:
     """Choose the kernels of every program for one target; `lean` ones where less memory goes before less time. Nothing is
     compiled here: see `cross.compile_kernels`."""
-    builders: dict[str, Callable[[], PrimFunc]] = {}
+    builders: dict[str, Callable[[], PrimFunc]] = {SYMBOL: lambda: multiply_add_limit(target)}
     programs = tuple(_lower_program(program, target, lean, builders) for program in graph.programs)
     return Kernels(graph, target, lean, programs, builders)
 

@@ -139,5 +139,3 @@ def test_lean_builds_have_none_and_take_less_memory() -> None:
     assert not any("winograd" in symbol for symbol in lean.builders)
     fixed = [plan_memory(kernels).programs[0].fixed.size_bytes for kernels in (usual, lean)]
     assert fixed[1] < fixed[0]
-
-

@@ -55,7 +55,9 @@ def convolution_weight_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
 
     x_pads must be at least `forward_pads(spec)`; of dy only the interior is read. Filled-up channels come out zero."""
     with write_kernel("convolution_weight_gradient") as kernel:
-        x, dy = (kernel.tensor(name, s.shape) for name, s in (("x", spec.x_storage(target)), ("dy", spec.y_storage(target))))
+        x, dy = (
+            kernel.tensor(name, s.shape) for name, s in (("x", spec.x_storage(target)), ("dy", spec.y_storage(target)))
+        )
         dw = kernel.tensor("dw", spec.weight_storage(target).shape)
         write_weight_gradient(spec, target, kernel.batch, (x, dy, dw))
     return kernel.function

@@ -70,9 +70,7 @@ def correlation(work: Correlation, target: Target) -> PrimFunc:
     return kernel.function
 
 
-def write_correlation(
-    work: Correlation, target: Target, batch: Expr, tensors: tuple[Buffer, Buffer, Buffer]
-) -> None:
+def write_correlation(work: Correlation, target: Target, batch: Expr, tensors: tuple[Buffer, Buffer, Buffer]) -> None:
     """The nest over (in, weight, out), into the kernel that is being written."""
     source, weight, destination = tensors
     group_blocks = work.destination.shape[1] // work.groups
@@ -87,9 +85,7 @@ def write_correlation(
     with T.parallel(batch * (block_tiles * tile_count)) as task:
         outer, tile = settle(task // tile_count), settle(task % tile_count)
         inside = batch if weights_outside else block_tiles
-        sample, block_tile = (
-            (outer % inside, outer // inside) if weights_outside else (outer // inside, outer % inside)
-        )
+        sample, block_tile = (outer % inside, outer // inside) if weights_outside else (outer // inside, outer % inside)
         group = settle(block_tile // blocks.count)
         nest = _Nest(
             work,

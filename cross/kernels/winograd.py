@@ -141,9 +141,7 @@ def weight_gradient_line(u: Sequence[Expr]) -> Sequence[Expr]:
 
 def both_ways(line: Line, read: Callable[[int, int], Expr], extent: int) -> list[list[Expr]]:
     """L D L^T of the `extent` x `extent` values that `read(row, column)` gives."""
-    columns = [
-        [keep(value) for value in line([keep(read(i, j)) for i in range(extent)])] for j in range(extent)
-    ]
+    columns = [[keep(value) for value in line([keep(read(i, j)) for i in range(extent)])] for j in range(extent)]
     return [list(line([column[i] for column in columns])) for i in range(len(columns[0]))]
 
 

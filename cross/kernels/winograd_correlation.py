@@ -235,9 +235,7 @@ class _Nest:
                 self._product(products, place, settle(begin + tile * scalars), tile * scalars, block, scalars)
             self._outputs(products, first + begin, count_here, block)
 
-    def _product(
-        self, products: Buffer, place: Expr, tile: Expr, inside: Expr, block: Expr, scalars: int
-    ) -> None:
+    def _product(self, products: Buffer, place: Expr, tile: Expr, inside: Expr, block: Expr, scalars: int) -> None:
         """One register tile of one of the 16 products, summed over all input channels."""
         vectors, lane, depth = int(products.shape[1]), lanes(0, self.width), int(self.chunk.shape[-1])
         sums = [local(vectors, self.width) for _ in range(scalars)]
@@ -257,7 +255,11 @@ class _Nest:
         with T.serial(count) as inside:
             sample, row, column = self.tiles.place(first + inside)
             for k in range(int(products.shape[1])):
-                outputs = both_ways(output_line, lambda i, j: products[4 * i + j, k, inside, lane], 4)
+
+                def read(i: int, j: int, k: int = k) -> Expr:
+                    return products[4 * i + j, k, inside, lane]
+
+                outputs = both_ways(output_line, read, 4)
                 for i in range(2):
                     for j in range(2):
                         store(self.destination, (sample, block + k, row + i, column + j, lane), outputs[i][j])

@@ -141,7 +141,7 @@ class _Nest:
         cut, blocks = split(line, scalars), split(PAIR, vectors)
         sums = scratch(PLACES, PAIR, line, width)
         with T.serial(PLACES) as place:
-            for size, first, tiles, first_item in cut.parts:
+            for size, _, tiles, first_item in cut.parts:
                 with T.serial(tiles) as tile, T.serial(blocks.count) as k:
                     item = settle(first_item + tile * size)
                     self._product(sums, (x_line, dy_line, place), count, item, settle(k * vectors), size, vectors)

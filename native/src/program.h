@@ -103,6 +103,14 @@ typedef struct taste_segment {
     uint64_t state_offset_bytes, state_bytes;
 } taste_segment;
 
+/* A kernel that multiplies and adds in registers and nothing else: what it reaches is the limit of this CPU for the code of
+ * this build. Its argument is float32 [rows, row_elements]; each row is one task, and changed in place. */
+typedef struct taste_limit {
+    taste_kernel kernel;
+    uint32_t row_elements;
+    uint64_t row_flops;
+} taste_limit;
+
 typedef struct taste_model {
     uint32_t table_version;
     const char *name;
@@ -128,6 +136,7 @@ typedef struct taste_model {
     uint64_t constant_bytes;
     uint16_t loss_scale;      /* scalar tensor float32 [1]: gradients are scaled by it; TASTE_NO_TENSOR: none */
     uint16_t dropout_counter; /* scalar tensor uint32 [4]: seed, step, first sample, 0; TASTE_NO_TENSOR: no dropout */
+    taste_limit limit;
 } taste_model;
 
 extern const taste_model taste_model_table;

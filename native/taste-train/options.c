@@ -21,17 +21,17 @@ typedef struct flag {
 #define AT(field) offsetof(options, field)
 
 static const flag flags[] = {
-    {"--program", "ib", TEXT, AT(program), 0},
-    {"--batch-size", "ibte", COUNT, AT(batch_size), 1},
+    {"--program", "ibp", TEXT, AT(program), 0},
+    {"--batch-size", "ibpte", COUNT, AT(batch_size), 1},
     {"--effective-batch", "it", COUNT, AT(effective_batch), 1},
-    {"--seconds", "b", SECONDS, AT(seconds), 0},
+    {"--seconds", "bp", SECONDS, AT(seconds), 0},
     {"--min-steps", "b", COUNT, AT(min_steps), 1},
     {"--warmup", "b", COUNT, AT(warmup), 0},
-    {"--threads", "ibte", COUNT, AT(threads), 1},
-    {"--cores", "ibte", CORES, AT(cores), 0},
-    {"--memory", "ibte", BYTES, AT(memory), 1},
-    {"--seed", "bte", SEED, AT(seed), 0},
-    {"--weights", "bte", TEXT, AT(weights), 0},
+    {"--threads", "ibpte", COUNT, AT(threads), 1},
+    {"--cores", "ibpte", CORES, AT(cores), 0},
+    {"--memory", "ibpte", BYTES, AT(memory), 1},
+    {"--seed", "bpte", SEED, AT(seed), 0},
+    {"--weights", "bpte", TEXT, AT(weights), 0},
     {"--samples", "te", TEXT, AT(samples), 0},
     {"--save", "t", TEXT, AT(save), 0},
     {"--dump-gradients", "t", TEXT, AT(dump_gradients), 0},
@@ -43,7 +43,7 @@ static const flag flags[] = {
     {"--nesterov", "t", NESTEROV, AT(hyper.nesterov), 0},
     {"--weight-decay", "t", FACTOR, AT(hyper.weight_decay), 0},
     {"--grad-clip", "t", FACTOR, AT(hyper.gradient_clip), 0},
-    {"--system-root", "ibte", TEXT, AT(system_root), 0},
+    {"--system-root", "ibpte", TEXT, AT(system_root), 0},
 };
 
 /* A whole decimal number up to `highest`; 0: it is none. */
@@ -143,13 +143,13 @@ static taste_status check_together(const options *o, taste_error *error) {
 }
 
 taste_status options_parse(int argc, char **argv, options *out, taste_error *error) {
-    static const char *const verbs[] = {"info", "bench", "train", "eval"};
+    static const char *const verbs[] = {"info", "bench", "profile", "train", "eval"};
     *out = (options){.seconds = 2, .min_steps = 5, .warmup = 3, .system_root = ""};
     for (size_t i = 0; argc > 1 && i < sizeof verbs / sizeof *verbs; i++) {
         if (strcmp(argv[1], verbs[i]) == 0) out->verb = verbs[i];
     }
     if (out->verb == NULL) {
-        return taste_fail(error, TASTE_STATUS_USAGE, "no verb '%.40s'. Use taste-train info, bench, train or eval.",
+        return taste_fail(error, TASTE_STATUS_USAGE, "no verb '%.40s'. Use taste-train info, bench, profile, train or eval.",
                           argc > 1 ? argv[1] : "");
     }
     for (int i = 2; i < argc; i++) {

@@ -227,4 +227,5 @@ const taste_model taste_model_table = {
     .constant_bytes = B1_BYTES,
     .loss_scale = LOSS_SCALE,
     .dropout_counter = DROPOUT,
+    .limit = {mlp_multiply_add, 2, 2 * MLP_LIMIT_STEPS},
 };

@@ -50,52 +50,65 @@ def _unset(shape: tuple[int, ...]) -> np.ndarray:
     return np.full(shape, 1e30, np.float32)
 
 
-def _forward(spec: ConvSpec, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    xs, ws, y = stored(x, spec.x_storage(HOST)), stored(w, spec.weight_storage(HOST)), spec.y_storage(HOST, NO_PADS)
-    both = takes_both(spec, output_tiles(spec))
-    shape = transformed_weight_shape(spec.out_channels, spec.in_channels, HOST)
-    transformed = Runner(winograd_forward_weight(spec, HOST))(*([xs] if both else []), ws, _unset(shape))
-    run, chunk = Runner(winograd_forward(spec, HOST)), _unset(forward_chunk_shape(spec, HOST))
-    return canonical(run(xs, *([ws] if both else []), transformed, chunk, empty(y, x.shape[0])), y)
+class _Kernels:
+    """The kernels of one convolution, compiled once, on canonical arrays of any batch."""
+
+    def __init__(self, spec: ConvSpec) -> None:
+        assert suits_winograd(spec, HOST)
+        self.spec = spec
+        self._forward_weight = Runner(winograd_forward_weight(spec, HOST))
+        self._forward = Runner(winograd_forward(spec, HOST))
+        self._input_weight = Runner(winograd_input_gradient_weight(spec, HOST))
+        self._input = Runner(winograd_input_gradient(spec, HOST))
+        self._weight = Runner(winograd_weight_gradient(spec, HOST))
+
+    def forward(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        spec, y = self.spec, self.spec.y_storage(HOST, NO_PADS)
+        xs, ws = stored(x, spec.x_storage(HOST)), stored(w, spec.weight_storage(HOST))
+        both = takes_both(spec, output_tiles(spec))
+        shape = transformed_weight_shape(spec.out_channels, spec.in_channels, HOST)
+        transformed = self._forward_weight(*([xs] if both else []), ws, _unset(shape))
+        chunk = _unset(forward_chunk_shape(spec, HOST))
+        found = self._forward(xs, *([ws] if both else []), transformed, chunk, empty(y, x.shape[0]))
+        return canonical(found, y)
+
+    def input_gradient(self, dy: np.ndarray, w: np.ndarray) -> np.ndarray:
+        spec, dx = self.spec, self.spec.x_storage(HOST, NO_PADS)
+        ds, ws = stored(dy, spec.y_storage(HOST)), stored(w, spec.weight_storage(HOST))
+        both = takes_both(spec, input_tiles(spec))
+        shape = transformed_weight_shape(spec.in_channels, spec.out_channels, HOST)
+        copy = self._input_weight(*([ds] if both else []), ws, _unset(shape))
+        chunk = _unset(input_gradient_chunk_shape(spec, HOST))
+        return canonical(self._input(ds, copy, chunk, empty(dx, dy.shape[0])), dx)
+
+    def weight_gradient(self, x: np.ndarray, dy: np.ndarray) -> np.ndarray:
+        spec, w = self.spec, self.spec.weight_storage(HOST)
+        chunks = [_unset(shape) for shape in weight_gradient_chunk_shapes(spec, HOST)]
+        xs, ds = stored(x, spec.x_storage(HOST)), stored(dy, spec.y_storage(HOST))
+        return canonical(self._weight(xs, ds, *chunks, empty(w, x.shape[0])), w)
 
 
-def _input_gradient(spec: ConvSpec, dy: np.ndarray, w: np.ndarray) -> np.ndarray:
-    ds, ws, dx = stored(dy, spec.y_storage(HOST)), stored(w, spec.weight_storage(HOST)), spec.x_storage(HOST, NO_PADS)
-    both = takes_both(spec, input_tiles(spec))
-    shape = transformed_weight_shape(spec.in_channels, spec.out_channels, HOST)
-    copy = Runner(winograd_input_gradient_weight(spec, HOST))(*([ds] if both else []), ws, _unset(shape))
-    run, chunk = Runner(winograd_input_gradient(spec, HOST)), _unset(input_gradient_chunk_shape(spec, HOST))
-    return canonical(run(ds, copy, chunk, empty(dx, dy.shape[0])), dx)
-
-
-def _weight_gradient(spec: ConvSpec, x: np.ndarray, dy: np.ndarray) -> np.ndarray:
-    w = spec.weight_storage(HOST)
-    chunks = [_unset(shape) for shape in weight_gradient_chunk_shapes(spec, HOST)]
-    run = Runner(winograd_weight_gradient(spec, HOST))
-    found = run(stored(x, spec.x_storage(HOST)), stored(dy, spec.y_storage(HOST)), *chunks, empty(w, x.shape[0]))
-    return canonical(found, w)
-
-
-def _check(spec: ConvSpec, batch: int) -> None:
+def _check(kernels: _Kernels, batch: int) -> None:
+    spec = kernels.spec
     x = _random((batch, spec.in_channels, spec.height, spec.width), 1)
     dy = _random((batch, spec.out_channels, spec.out_height, spec.out_width), 2)
     w = _random(spec.weight_shape, 3)
-    assert suits_winograd(spec, HOST)
-    assert relative_error(_forward(spec, x, w), reference.forward(spec, x, w)) < TOLERANCE
-    assert relative_error(_input_gradient(spec, dy, w), reference.input_gradient(spec, dy, w)) < TOLERANCE
-    assert relative_error(_weight_gradient(spec, x, dy), reference.weight_gradient(spec, x, dy)) < TOLERANCE
+    assert relative_error(kernels.forward(x, w), reference.forward(spec, x, w)) < TOLERANCE
+    assert relative_error(kernels.input_gradient(dy, w), reference.input_gradient(spec, dy, w)) < TOLERANCE
+    assert relative_error(kernels.weight_gradient(x, dy), reference.weight_gradient(spec, x, dy)) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_kernels_agree_with_numpy(name: str) -> None:
     spec, batches = SHAPES[name]
+    kernels = _Kernels(with_needed_pads(spec))
     for batch in batches:
-        _check(with_needed_pads(spec), batch)
+        _check(kernels, batch)
 
 
 def test_storages_may_be_padded_wider_than_needed() -> None:
     spec = ConvSpec(16, 16, 4, 6, (3, 3), pads=SAME)
-    _check(replace(spec, x_pads=(2, 3, 1, 1), y_pads=(1, 2, 3, 1)), 3)
+    _check(_Kernels(replace(spec, x_pads=(2, 3, 1, 1), y_pads=(1, 2, 3, 1))), 3)
 
 
 @pytest.mark.parametrize("name", ["few tiles a sample", "one tile a sample"])

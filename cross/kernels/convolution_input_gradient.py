@@ -12,9 +12,10 @@ from dataclasses import replace
 from tvm.script.ir_builder import tirx as T
 
 from cross.graph import Shape
+from cross.kernels.arithmetic import keep, transposed
 from cross.kernels.convolution import ConvSpec, Taps, input_gradient_phases
 from cross.kernels.correlation import Correlation, correlation
-from cross.kernels.loop_nest import Buffer, PrimFunc, store, write_kernel
+from cross.kernels.loop_nest import Buffer, Expr, PrimFunc, lanes, settle, store, write_kernel
 from cross.storage import NO_PADS
 from cross.target import Target
 
@@ -40,12 +41,24 @@ def write_transpose(spec: ConvSpec, target: Target, weight: Buffer, copy: Buffer
     in_blocks, out_blocks, rows, columns, width, depth = transposed_weight_shape(spec, target)
     in_group = in_blocks // spec.groups
     with T.parallel(in_blocks * out_blocks) as task, T.grid(rows, columns) as (r, s):
-        block, k = task // out_blocks, task % out_blocks
-        group, c = block // in_group, block % in_group
-        for o in range(width):
-            for i in range(depth):
-                place = (block, k, rows - 1 - r, columns - 1 - s, o, i)
-                store(copy, place, weight[group * out_blocks + k, c, r, s, i, o])
+        block, k = settle(task // out_blocks), settle(task % out_blocks)
+        group, c = settle(block // in_group), settle(block % in_group)
+        write_square(target, weight, (group * out_blocks + k, c, r, s), copy, (block, k, rows - 1 - r, columns - 1 - s))
+
+
+def write_square(
+    target: Target, weight: Buffer, source: tuple[Expr, ...], copy: Buffer, destination: tuple[Expr, ...]
+) -> None:
+    """One tap of one pair of blocks: [i, o] at `source` becomes [o, i] at `destination`."""
+    depth, width = int(weight.shape[-2]), int(weight.shape[-1])
+    if depth == width == target.vector_floats > 1 and not target.rvv:
+        rows = transposed([keep(weight[(*source, i, lanes(0, width))]) for i in range(depth)])
+        for o, row in enumerate(rows):
+            store(copy, (*destination, o, lanes(0, depth)), row)
+        return
+    for o in range(width):
+        for i in range(depth):
+            store(copy, (*destination, o, i), weight[(*source, i, o)])
 
 
 def convolution_input_gradient(spec: ConvSpec, target: Target) -> PrimFunc:

@@ -71,8 +71,9 @@ def local(*shape: int) -> Buffer:
 
 
 def scratch(*shape: int) -> Buffer:
-    """A float32 array of this task in the thread's workspace memory (TASTE_WORKSPACE_BYTES of native/src/pool.h)."""
-    assert STACK_BYTES <= prod(shape) * 4 <= WORKSPACE_BYTES, f"{shape} is no size for scratch memory"
+    """A float32 array of this task: in the thread's workspace memory (TASTE_WORKSPACE_BYTES of native/src/pool.h), or on the
+    stack where it is small."""
+    assert prod(shape) * 4 <= WORKSPACE_BYTES, f"{shape} is too much for scratch memory"
     return T.alloc_buffer(shape, "float32")
 
 

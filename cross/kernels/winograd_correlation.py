@@ -19,6 +19,7 @@ from cross.kernels.convolution_forward import forward_correlation
 from cross.kernels.convolution_input_gradient import (
     input_gradient_correlation,
     transposed_weight_shape,
+    write_square,
     write_transpose,
 )
 from cross.kernels.correlation import Correlation, write_correlation
@@ -158,12 +159,15 @@ def winograd_input_gradient_weight(spec: ConvSpec, target: Target) -> PrimFunc:
         copy = kernel.tensor("copy", transformed_weight_shape(spec.in_channels, spec.out_channels, target))
 
         def write() -> None:
-            taps = view(weight, out_blocks, in_blocks, 3, 3, depth * width)
-            with T.parallel(in_blocks * out_blocks) as task, T.serial(width) as o:
+            with T.parallel(in_blocks * out_blocks) as task:
                 c, k = settle(task // out_blocks), settle(task % out_blocks)
-                places = both_ways(weight_line, lambda r, s: taps[k, c, 2 - r, 2 - s, lanes(o, depth, width)], 3)
-                for place in range(PLACES):
-                    store(copy, (c, place, k, o, lanes(0, depth)), places[place // 4][place % 4])
+                taps = scratch(3, 3, width, depth)
+                with T.grid(3, 3) as (r, s):
+                    write_square(target, weight, (k, c, 2 - r, 2 - s), taps, (r, s))
+                with T.serial(width) as o:
+                    places = both_ways(weight_line, lambda r, s: taps[r, s, o, lanes(0, depth)], 3)
+                    for place in range(PLACES):
+                        store(copy, (c, place, k, o, lanes(0, depth)), places[place // 4][place % 4])
 
         def transpose() -> None:
             write_transpose(spec, target, weight, view(copy, *transposed_weight_shape(spec, target)))

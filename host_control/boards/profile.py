@@ -14,11 +14,12 @@ from host_control.boards.deployed import DeployedBoard
 
 @dataclass(frozen=True)
 class Kernel:
-    """Median time of one call of a step, and how near it comes to what the CPU can do. `flops` of the direct algorithm,
+    """Median and best time of one call of a step, and how near the median comes to what the CPU can do. `flops` of the direct algorithm,
     `bytes` of every tensor it reads or writes, once each; `share` of the step, `limit_share` of the multiply-add limit."""
 
     name: str
     ms: float
+    best_ms: float
     share: float
     gflops: float
     limit_share: float

@@ -84,7 +84,19 @@ static void optimizer_facts(const trainer *t, taste_call_facts *out) {
     };
 }
 
-static void report_kernel(const profile *p, const taste_call_facts *facts, double ms, double total_ms) {
+static double median_of(const profile *p, uint32_t row) {
+    return measure_median_of_floats(p->ms + (uint64_t)row * MOST_RUNS, p->runs);
+}
+
+static double best_of(const profile *p, uint32_t row) {
+    const float *ms = p->ms + (uint64_t)row * MOST_RUNS;
+    float best = ms[0];
+    for (uint32_t i = 1; i < p->runs; i++) best = ms[i] < best ? ms[i] : best;
+    return best;
+}
+
+static void report_kernel(const profile *p, const taste_call_facts *facts, uint32_t row, double total_ms) {
+    double ms = median_of(p, row);
     double flops = (double)(facts->fixed_flops + p->t.batch_size * facts->per_sample_flops);
     double bytes = (double)(facts->fixed_bytes + p->t.batch_size * facts->per_sample_bytes);
     double seconds = ms * 1e-3;
@@ -92,6 +104,7 @@ static void report_kernel(const profile *p, const taste_call_facts *facts, doubl
     json_open(NULL, '{');
     json_text("name", facts->name);
     json_real("ms", ms);
+    json_real("best_ms", best_of(p, row));
     json_real("share", total_ms > 0 ? ms / total_ms : 0);
     json_real("gflops", seconds > 0 ? flops / seconds * 1e-9 : 0);
     json_real("limit_share", seconds > 0 ? flops / seconds / p->limits.flops_per_s : 0);
@@ -99,10 +112,6 @@ static void report_kernel(const profile *p, const taste_call_facts *facts, doubl
     json_real("gb_per_s", seconds > 0 ? bytes / seconds * 1e-9 : 0);
     json_text("bound", computes ? "compute" : "memory");
     json_close('}');
-}
-
-static double median_of(const profile *p, uint32_t row) {
-    return measure_median_of_floats(p->ms + (uint64_t)row * MOST_RUNS, p->runs);
 }
 
 static void report(const options *options, const profile *p) {
@@ -124,7 +133,7 @@ static void report(const options *options, const profile *p) {
     for (uint32_t i = 0; i < rows; i++) {
         taste_call_facts facts;
         if (taste_model_call(t->model, t->program, i, &facts) != TASTE_STATUS_OK) optimizer_facts(t, &facts);
-        report_kernel(p, &facts, median_of(p, i), total_ms);
+        report_kernel(p, &facts, i, total_ms);
     }
     json_close(']');
     json_end();

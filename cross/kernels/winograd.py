@@ -29,6 +29,9 @@ PLACES = 16
 PAIR = 2
 """Channel blocks that are worked on together: inputs and outputs fill them whole."""
 
+FEWEST_TILES = 4
+"""Of a sample: with fewer most batches would take the direct kernels."""
+
 GROUP = 48
 """Tiles that a task multiplies at a time: whole register tiles of 3, 4, 6 or 8."""
 
@@ -66,6 +69,7 @@ def suits_winograd(spec: ConvSpec, target: Target) -> bool:
         and spec.strides == spec.dilations == (1, 1)
         and all(extent % 2 == 0 for extent in even)
         and max(spec.pads) <= 2
+        and min(output_tiles(spec).count, input_tiles(spec).count) >= FEWEST_TILES
         and spec.in_channels % pair == spec.out_channels % pair == 0
     )
 

@@ -11,6 +11,7 @@ from cross.expression import arg
 from cross.fuse import fuse
 from cross.graph import Model, Node, TensorType
 from cross.program_graph import Builder, ProgramGraph, TrainingGraph
+from cross.recompute import recompute
 from cross.rules import rule_of
 from cross.rules.context import LOSS_SCALE, TARGET, Context, gradient_name
 from cross.rules.loss import cross_entropy, mean_squared_error, target_type
@@ -18,7 +19,9 @@ from cross.rules.loss import cross_entropy, mean_squared_error, target_type
 LOSSES = ("cross_entropy", "mse")
 
 
-def build_training_graph(model: Model, loss: str = "cross_entropy", fusion: bool = True) -> TrainingGraph:
+def build_training_graph(
+    model: Model, loss: str = "cross_entropy", fusion: bool = True, recomputation: bool = True
+) -> TrainingGraph:
     """The train and eval programs of a model.
 
     loss 'cross_entropy': logits [N, classes], target int32 [N]. 'mse': target float32 like the output; mean over
@@ -31,6 +34,8 @@ def build_training_graph(model: Model, loss: str = "cross_entropy", fusion: bool
     programs: tuple[ProgramGraph, ...] = (train, _eval_program(model))
     if fusion:
         programs = tuple(fuse(program) for program in programs)
+    if recomputation:
+        programs = tuple(recompute(program) for program in programs)
     return TrainingGraph(model, programs, gradients)
 
 

@@ -105,7 +105,17 @@ def test_the_verb_reports_what_the_program_found(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["profile", "--build", str(folder), "--batch-size", "2", "--seconds", "0.05", "--out", str(tmp_path / "out")]
+    words = [
+        "profile",
+        "--build",
+        str(folder),
+        "--batch-size",
+        "2",
+        "--seconds",
+        "0.05",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     assert main([*words, "--json"]) == 0
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (result["event"], result["verb"], result["batch_size"]) == ("result", "profile", 2)

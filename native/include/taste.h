@@ -314,7 +314,8 @@ typedef struct taste_limits {
 } taste_limits;
 
 /* Measures both, the best of several runs: a quarter of a second or so. `memory`, aligned to TASTE_ALIGNMENT, should be some
- * times as large as the caches; its contents are lost. DOES_NOT_FIT if it holds less than a kibibyte a thread. */
+ * times as large as the caches; its contents are lost. DOES_NOT_FIT if it holds less than a kibibyte a thread, USAGE if it is
+ * not aligned. */
 taste_status taste_pool_measure(taste_pool *pool, const taste_model *model, void *memory, size_t memory_bytes,
                                 taste_limits *out_limits, taste_error *out_error);
 

@@ -62,6 +62,10 @@ taste_status taste_pool_measure(taste_pool *pool, const taste_model *model, void
         return taste_fail(out_error, TASTE_STATUS_DOES_NOT_FIT,
                           "%zu bytes to measure with are too few for %u threads. Hand in more.", memory_bytes, threads);
     }
+    if ((uintptr_t)memory % TASTE_ALIGNMENT != 0) {
+        return taste_fail(out_error, TASTE_STATUS_USAGE, "the memory to measure with is not aligned to %d bytes. Align it.",
+                          TASTE_ALIGNMENT);
+    }
     float *values = memory;
     for (uint64_t i = 0; i < floats; i++) values[i] = 0.5f;
     multiply_adds m = {.limit = &model->limit, .shape = {(int64_t)rows, (int64_t)row_elements}};

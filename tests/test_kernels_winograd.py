@@ -7,18 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cross.kernels import winograd_weight as winograd_weight_module
 from cross.kernels.convolution import ConvSpec, with_needed_pads
-from cross.kernels.winograd import few_tiles, input_tiles, output_tiles, suits_winograd, takes_both
+from cross.kernels.winograd import output_tiles, suits_winograd
 from cross.kernels.winograd_correlation import (
     forward_chunk_shape,
     input_gradient_chunk_shape,
-    transformed_weight_shape,
     winograd_forward,
-    winograd_forward_weight,
     winograd_input_gradient,
-    winograd_input_gradient_weight,
 )
-from cross.kernels.winograd_weight_gradient import weight_gradient_chunk_shapes, winograd_weight_gradient
+from cross.kernels.winograd_weight import is_in_parts, transformed_weight_shape, winograd_weight
+from cross.kernels.winograd_weight_gradient import few_tiles, weight_gradient_chunk_shapes, winograd_weight_gradient
 from cross.load_model import load_model
 from cross.plan import plan_memory
 from cross.storage import NO_PADS
@@ -56,30 +55,28 @@ class _Kernels:
     def __init__(self, spec: ConvSpec) -> None:
         assert suits_winograd(spec, HOST)
         self.spec = spec
-        self._forward_weight = Runner(winograd_forward_weight(spec, HOST))
         self._forward = Runner(winograd_forward(spec, HOST))
-        self._input_weight = Runner(winograd_input_gradient_weight(spec, HOST))
         self._input = Runner(winograd_input_gradient(spec, HOST))
         self._weight = Runner(winograd_weight_gradient(spec, HOST))
+        self._transforms = [] if is_in_parts(spec) else [Runner(winograd_weight(spec, HOST, g)) for g in (False, True)]
+
+    def _weights(self, w: np.ndarray, is_gradient: bool) -> list[np.ndarray]:
+        """What the kernels read of the weight: transformed, or as it is and memory for a part."""
+        ws = stored(w, self.spec.weight_storage(HOST))
+        transformed = _unset(transformed_weight_shape(self.spec, HOST, is_gradient))
+        return [self._transforms[is_gradient](ws, transformed)] if self._transforms else [ws, transformed]
 
     def forward(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
         spec, y = self.spec, self.spec.y_storage(HOST, NO_PADS)
-        xs, ws = stored(x, spec.x_storage(HOST)), stored(w, spec.weight_storage(HOST))
-        both = takes_both(spec, output_tiles(spec))
-        shape = transformed_weight_shape(spec.out_channels, spec.in_channels, HOST)
-        transformed = self._forward_weight(*([xs] if both else []), ws, _unset(shape))
         chunk = _unset(forward_chunk_shape(spec, HOST))
-        found = self._forward(xs, *([ws] if both else []), transformed, chunk, empty(y, x.shape[0]))
-        return canonical(found, y)
+        xs = stored(x, spec.x_storage(HOST))
+        return canonical(self._forward(xs, *self._weights(w, False), chunk, empty(y, x.shape[0])), y)
 
     def input_gradient(self, dy: np.ndarray, w: np.ndarray) -> np.ndarray:
         spec, dx = self.spec, self.spec.x_storage(HOST, NO_PADS)
-        ds, ws = stored(dy, spec.y_storage(HOST)), stored(w, spec.weight_storage(HOST))
-        both = takes_both(spec, input_tiles(spec))
-        shape = transformed_weight_shape(spec.in_channels, spec.out_channels, HOST)
-        copy = self._input_weight(*([ds] if both else []), ws, _unset(shape))
         chunk = _unset(input_gradient_chunk_shape(spec, HOST))
-        return canonical(self._input(ds, copy, chunk, empty(dx, dy.shape[0])), dx)
+        ds = stored(dy, spec.y_storage(HOST))
+        return canonical(self._input(ds, *self._weights(w, True), chunk, empty(dx, dy.shape[0])), dx)
 
     def weight_gradient(self, x: np.ndarray, dy: np.ndarray) -> np.ndarray:
         spec, w = self.spec, self.spec.weight_storage(HOST)
@@ -109,6 +106,16 @@ def test_kernels_agree_with_numpy(name: str) -> None:
 def test_storages_may_be_padded_wider_than_needed() -> None:
     spec = ConvSpec(16, 16, 4, 6, (3, 3), pads=SAME)
     _check(_Kernels(replace(spec, x_pads=(2, 3, 1, 1), y_pads=(1, 2, 3, 1))), 3)
+
+
+def test_large_weights_are_transformed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(winograd_weight_module, "LARGE_BYTES", 0)
+    monkeypatch.setattr(winograd_weight_module, "PART_CHANNELS", 16)
+    spec = with_needed_pads(ConvSpec(32, 48, 4, 6, (3, 3), pads=SAME))
+    assert is_in_parts(spec)
+    kernels = _Kernels(spec)
+    for batch in (1, 3, 27):
+        _check(kernels, batch)
 
 
 @pytest.mark.parametrize("name", ["few tiles a sample", "six tiles a sample"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from cross.expression import arg
@@ -22,16 +23,14 @@ from cross.kernels.convolution_input_gradient import (
     weight_transpose,
 )
 from cross.kernels.convolution_weight_gradient import convolution_weight_gradient
-from cross.kernels.winograd import input_tiles, output_tiles, suits_winograd, takes_both
+from cross.kernels.winograd import suits_winograd
 from cross.kernels.winograd_correlation import (
     forward_chunk_shape,
     input_gradient_chunk_shape,
-    transformed_weight_shape,
     winograd_forward,
-    winograd_forward_weight,
     winograd_input_gradient,
-    winograd_input_gradient_weight,
 )
+from cross.kernels.winograd_weight import is_in_parts, transformed_weight_shape, winograd_weight
 from cross.kernels.winograd_weight_gradient import weight_gradient_chunk_shapes, winograd_weight_gradient
 from cross.storage import Axis, Storage
 from cross.target import Target
@@ -204,10 +203,10 @@ def _conv2d_input_gradient(site: Site) -> list[SiteCall]:
     if kind != "direct":
         build = depthwise.depthwise_input_gradient if kind == "depthwise" else grouped.grouped_input_gradient
         return [_convolution_call(site, spec, lambda: build(spec, target))]
+    if _takes_winograd(site):
+        return _winograd_input_gradient(site, spec)
     dy, weight = node.inputs
     copy = f"{weight}:transposed~{node.outputs[0]}"
-    if _takes_winograd(site):
-        return _winograd_input_gradient(site, spec, copy)
     transpose = SiteCall(
         "weight_transpose",
         (spec, target.name),
@@ -231,50 +230,35 @@ def _takes_winograd(site: Site) -> bool:
 
 
 def _winograd_forward(site: Site, spec: conv.ConvSpec) -> list[SiteCall]:
+    chunk, build = forward_chunk_shape(spec, site.target), partial(winograd_forward, spec, site.target)
+    return _winograd_correlation(site, spec, "winograd_forward", build, chunk, False)
+
+
+def _winograd_input_gradient(site: Site, spec: conv.ConvSpec) -> list[SiteCall]:
+    chunk, build = input_gradient_chunk_shape(spec, site.target), partial(winograd_input_gradient, spec, site.target)
+    return _winograd_correlation(site, spec, "winograd_input_gradient", build, chunk, True)
+
+
+def _winograd_correlation(
+    site: Site,
+    spec: conv.ConvSpec,
+    name: str,
+    build: Callable[[], Any],
+    chunk_shape: tuple[int, ...],
+    is_gradient: bool,
+) -> list[SiteCall]:
+    """The convolution, and the transform of its weight before it where that is whole."""
     target, (x, weight), (y,) = site.target, site.node.inputs, site.node.outputs
-    both = takes_both(spec, output_tiles(spec))
     transformed, chunk = f"{weight}:transformed~{y}", f"{y}:chunk"
-    shape = transformed_weight_shape(spec.out_channels, spec.in_channels, target)
-    transform = SiteCall(
-        "winograd_forward_weight",
-        (spec, target.name),
-        lambda: winograd_forward_weight(spec, target),
-        (x, weight, transformed) if both else (weight, transformed),
-        (0, 0),
-        {transformed: _row_major(shape)},
-    )
-    product = SiteCall(
-        "winograd_forward",
-        (spec, target.name),
-        lambda: winograd_forward(spec, target),
-        (x, weight, transformed, chunk, y) if both else (x, transformed, chunk, y),
-        (0, conv.flops(spec)),
-        {chunk: _row_major(forward_chunk_shape(spec, target))},
-    )
-    return [transform, product]
-
-
-def _winograd_input_gradient(site: Site, spec: conv.ConvSpec, copy: str) -> list[SiteCall]:
-    target, (dy, weight), (dx,) = site.target, site.node.inputs, site.node.outputs
-    both = takes_both(spec, input_tiles(spec))
-    chunk, shape = f"{dx}:chunk", transformed_weight_shape(spec.in_channels, spec.out_channels, target)
-    transform = SiteCall(
-        "winograd_input_gradient_weight",
-        (spec, target.name),
-        lambda: winograd_input_gradient_weight(spec, target),
-        (dy, weight, copy) if both else (weight, copy),
-        (0, 0),
-        {copy: _row_major(shape)},
-    )
-    product = SiteCall(
-        "winograd_input_gradient",
-        (spec, target.name),
-        lambda: winograd_input_gradient(spec, target),
-        (dy, copy, chunk, dx),
-        (0, conv.flops(spec)),
-        {chunk: _row_major(input_gradient_chunk_shape(spec, target))},
-    )
-    return [transform, product]
+    shape = transformed_weight_shape(spec, target, is_gradient)
+    temporaries = {transformed: _row_major(shape), chunk: _row_major(chunk_shape)}
+    sources = (x, weight) if is_in_parts(spec) else (x,)
+    arguments = (*sources, transformed, chunk, y)
+    product = SiteCall(name, (spec, target.name), build, arguments, (0, conv.flops(spec)), temporaries)
+    if is_in_parts(spec):
+        return [product]
+    key, build_weight = (spec.weight_shape, is_gradient), partial(winograd_weight, spec, target, is_gradient)
+    return [SiteCall("winograd_weight", key, build_weight, (weight, transformed), (0, 0)), product]
 
 
 def _winograd_weight_gradient(site: Site, spec: conv.ConvSpec) -> list[SiteCall]:

@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tvm.script.ir_builder import tirx as T
-
 from cross.kernels.arithmetic import constant, keep
 from cross.kernels.convolution import ConvSpec, convolution_class
 from cross.kernels.loop_nest import Expr, settle
@@ -34,9 +32,6 @@ FEWEST_TILES = 4
 
 GROUP = 48
 """Tiles that a task multiplies at a time: whole register tiles of 3, 4, 6 or 8."""
-
-LARGE_WEIGHT_BYTES = 8 << 20
-"""Transformed weights beyond this are written to and read from memory, not a cache."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +69,6 @@ def suits_winograd(spec: ConvSpec, target: Target) -> bool:
     )
 
 
-def few_tiles(spec: ConvSpec) -> int:
-    """A batch with fewer tiles takes the direct kernels: 16 transformed weights for 9 would cost more than they save."""
-    transformed_bytes = PLACES * spec.in_channels * spec.out_channels * 4
-    return 32 if transformed_bytes > LARGE_WEIGHT_BYTES else 16
-
-
 def output_tiles(spec: ConvSpec) -> Tiles:
     """Tiles of y: of the forward pass and the weight gradient."""
     return Tiles(spec.out_height // 2, spec.out_width // 2)
@@ -88,25 +77,6 @@ def output_tiles(spec: ConvSpec) -> Tiles:
 def input_tiles(spec: ConvSpec) -> Tiles:
     """Tiles of x: of the input gradient."""
     return Tiles(spec.height // 2, spec.width // 2)
-
-
-def takes_both(spec: ConvSpec, tiles: Tiles) -> bool:
-    """Whether small batches of this convolution take the direct nest, so that a kernel holds both."""
-    return tiles.count < few_tiles(spec)
-
-
-def write_either(
-    spec: ConvSpec, tiles: Tiles, batch: Expr, direct: Callable[[], None], winograd: Callable[[], None]
-) -> None:
-    """Write the nest of `winograd`, and where `takes_both` a choice by the batch between it and that of `direct`."""
-    if not takes_both(spec, tiles):
-        winograd()
-        return
-    with T.If(batch * tiles.count < few_tiles(spec)):
-        with T.Then():
-            direct()
-        with T.Else():
-            winograd()
 
 
 Line = Callable[[Sequence[Expr]], Sequence[Expr]]
@@ -149,7 +119,7 @@ def both_ways(line: Line, read: Callable[[int, int], Expr], extent: int) -> list
     return [list(line([column[i] for column in columns])) for i in range(len(columns[0]))]
 
 
-def chunk_tiles(target: Target, channels: int, caches: int, most: int) -> int:
-    """Tiles of a chunk, whole groups and at least two: transformed they take so many second-level caches."""
+def chunk_tiles(target: Target, channels: int, caches: int, bounds: tuple[int, int]) -> int:
+    """Tiles of a chunk, whole groups between `bounds`: transformed they take so many second-level caches."""
     fitting = caches * target.l2_kib * 1024 // (PLACES * channels * 4)
-    return max(2 * GROUP, min(most, fitting) // GROUP * GROUP)
+    return max(bounds[0], min(bounds[1], fitting) // GROUP * GROUP)

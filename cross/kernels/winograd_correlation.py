@@ -1,10 +1,11 @@
 """Winograd's forward convolution and input gradient: both are a correlation of a padded image with a 3x3 kernel.
 
-For each chunk of tiles: first every (block of input channels, group of tiles) is transformed; then a task takes a tile of blocks
-of output channels and a group of tiles, forms their 16 matrix products, one register tile after another, and transforms them to
+For each chunk of tiles: first every (block of input channels, group of tiles) is transformed; then a task takes a pair of blocks of
+output channels and a group of tiles, forms their 16 matrix products, one register tile after another, and transforms them to
 outputs. Each output is written by one task, which sums over input channels in their order.
 
-A batch with few tiles takes the direct nest instead: the transformed weights would cost more than they save.
+The transformed weight is made once a step by a kernel of its own. One that would not stay in a cache until it is read is made by
+the convolution itself instead, a part of the output channels at a time (`is_in_parts`).
 """
 
 from __future__ import annotations
@@ -16,12 +17,7 @@ from tvm.script.ir_builder import tirx as T
 from cross.graph import Shape
 from cross.kernels.convolution import ConvSpec
 from cross.kernels.convolution_forward import forward_correlation
-from cross.kernels.convolution_input_gradient import (
-    input_gradient_correlation,
-    transposed_weight_shape,
-    write_square,
-    write_transpose,
-)
+from cross.kernels.convolution_input_gradient import input_gradient_correlation
 from cross.kernels.correlation import Correlation, write_correlation
 from cross.kernels.loop_nest import (
     Buffer,
@@ -34,7 +30,6 @@ from cross.kernels.loop_nest import (
     settle,
     spread,
     store,
-    view,
     write_kernel,
     zeros,
 )
@@ -50,24 +45,22 @@ from cross.kernels.winograd import (
     input_tiles,
     output_line,
     output_tiles,
-    takes_both,
-    weight_line,
-    write_either,
 )
+from cross.kernels.winograd_weight import is_in_parts, transformed_weight_shape, write_transformed
 from cross.target import Target
 
 MOST_TILES = 528
 """Of a chunk: two samples of 32 x 32 pixels; beyond, nothing is saved by fewer and longer loops."""
 
+LEAST_TILES = 144
+"""Of a chunk, whatever the caches: a weight in parts is transformed for each chunk again."""
+
+FEW_TILES = 16
+"""A batch with fewer takes the direct nest where it would transform a weight in parts. (For the input gradient the direct nest
+wants a transposed copy, which costs as much.)"""
+
 CACHES = 2
 """Second-level caches that a chunk takes."""
-
-
-def transformed_weight_shape(outputs: int, inputs: int, target: Target) -> Shape:
-    """Physical shape [output blocks, 16, input blocks, i, o] of a transformed weight; one more input block than there are keeps
-    the 16 places apart in the cache."""
-    block = target.channel_block
-    return outputs // block, PLACES, inputs // block + 1, block, block
 
 
 def forward_chunk_shape(spec: ConvSpec, target: Target) -> Shape:
@@ -83,109 +76,61 @@ def input_gradient_chunk_shape(spec: ConvSpec, target: Target) -> Shape:
 def _chunk_shape(channels: int, target: Target) -> Shape:
     """[input blocks, 16, tiles, i]; two more tiles than are used keep the 16 places apart in the cache."""
     block = target.channel_block
-    return channels // block, PLACES, chunk_tiles(target, channels, CACHES, MOST_TILES) + 2, block
+    return channels // block, PLACES, chunk_tiles(target, channels, CACHES, (LEAST_TILES, MOST_TILES)) + 2, block
 
 
 def winograd_forward(spec: ConvSpec, target: Target) -> PrimFunc:
-    """PrimFunc(x stored with `spec.x_pads`, [w], transformed w, chunk, y stored without pads); w is there where the
-    kernel `takes_both`."""
-    work, tiles = forward_correlation(spec, target), output_tiles(spec)
-    with write_kernel("winograd_forward") as kernel:
-        x = kernel.tensor("x", work.source.shape)
-        w = kernel.tensor("w", work.weight_shape) if takes_both(spec, tiles) else None
-        shape = transformed_weight_shape(spec.out_channels, spec.in_channels, target)
-        transformed = kernel.tensor("transformed", shape)
-        chunk = kernel.tensor("chunk", forward_chunk_shape(spec, target))
-        y = kernel.tensor("y", work.destination.shape)
-        nest = _Nest(work, target, tiles, kernel.batch, x, transformed, chunk, y)
-
-        def direct() -> None:
-            write_correlation(work, target, kernel.batch, (x, w, y))
-
-        write_either(spec, tiles, kernel.batch, direct, nest.write)
-    return kernel.function
+    """PrimFunc(x stored with `spec.x_pads`, [w], transformed w, chunk, y stored without pads); w, in weight storage, is there
+    where the weight `is_in_parts`."""
+    work, chunk = forward_correlation(spec, target), forward_chunk_shape(spec, target)
+    return _winograd("winograd_forward", spec, target, work, output_tiles(spec), chunk, is_gradient=False)
 
 
 def winograd_input_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
-    """PrimFunc(dy stored with `spec.y_pads`, copy of w, chunk, dx stored without pads); the copy is what
-    `winograd_input_gradient_weight` made for this batch size."""
-    work, tiles = input_gradient_correlation(spec, target), input_tiles(spec)
-    with write_kernel("winograd_input_gradient") as kernel:
-        dy = kernel.tensor("dy", work.source.shape)
-        copy = kernel.tensor("copy", transformed_weight_shape(spec.in_channels, spec.out_channels, target))
-        chunk = kernel.tensor("chunk", input_gradient_chunk_shape(spec, target))
-        dx = kernel.tensor("dx", work.destination.shape)
-        nest = _Nest(work, target, tiles, kernel.batch, dy, copy, chunk, dx)
-
-        def direct() -> None:
-            write_correlation(work, target, kernel.batch, (dy, view(copy, *work.weight_shape), dx))
-
-        write_either(spec, tiles, kernel.batch, direct, nest.write)
-    return kernel.function
+    """PrimFunc(dy stored with `spec.y_pads`, [w], transformed w, chunk, dx stored without pads)."""
+    work, chunk = input_gradient_correlation(spec, target), input_gradient_chunk_shape(spec, target)
+    return _winograd("winograd_input_gradient", spec, target, work, input_tiles(spec), chunk, is_gradient=True)
 
 
-def winograd_forward_weight(spec: ConvSpec, target: Target) -> PrimFunc:
-    """PrimFunc([x], w, transformed w): G g G^T; x is there, for the batch, where the kernels `takes_both`."""
-    out_blocks, in_blocks, _, _, depth, width = spec.weight_storage(target).shape
-    tiles = output_tiles(spec)
-    with write_kernel("winograd_forward_weight") as kernel:
-        if takes_both(spec, tiles):
-            kernel.tensor("x", spec.x_storage(target).shape)
-        weight = kernel.tensor("weight", spec.weight_storage(target).shape)
-        shape = transformed_weight_shape(spec.out_channels, spec.in_channels, target)
-        transformed = kernel.tensor("transformed", shape)
-
-        def write() -> None:
-            lane = lanes(0, width)
-            with T.parallel(out_blocks * in_blocks) as task, T.serial(depth) as i:
-                k, c = settle(task // in_blocks), settle(task % in_blocks)
-                places = both_ways(weight_line, lambda r, s: weight[k, c, r, s, i, lane], 3)
-                for place in range(PLACES):
-                    store(transformed, (k, place, c, i, lane), places[place // 4][place % 4])
-
-        write_either(spec, tiles, kernel.batch, lambda: T.evaluate(0), write)
-    return kernel.function
-
-
-def winograd_input_gradient_weight(spec: ConvSpec, target: Target) -> PrimFunc:
-    """PrimFunc([dy], w, copy): the transposed and reversed kernel, transformed; as `weight_transpose` makes it where the batch
-    takes the direct nest (dy is there, for the batch, where the kernels `takes_both`)."""
-    out_blocks, in_blocks, _, _, depth, width = spec.weight_storage(target).shape
-    tiles = input_tiles(spec)
-    with write_kernel("winograd_input_gradient_weight") as kernel:
-        if takes_both(spec, tiles):
-            kernel.tensor("dy", spec.y_storage(target).shape)
-        weight = kernel.tensor("weight", spec.weight_storage(target).shape)
-        copy = kernel.tensor("copy", transformed_weight_shape(spec.in_channels, spec.out_channels, target))
-
-        def write() -> None:
-            with T.parallel(in_blocks * out_blocks) as task:
-                c, k = settle(task // out_blocks), settle(task % out_blocks)
-                taps = scratch(3, 3, width, depth)
-                with T.grid(3, 3) as (r, s):
-                    write_square(target, weight, (k, c, 2 - r, 2 - s), taps, (r, s))
-                with T.serial(width) as o:
-                    places = both_ways(weight_line, lambda r, s: taps[r, s, o, lanes(0, depth)], 3)
-                    for place in range(PLACES):
-                        store(copy, (c, place, k, o, lanes(0, depth)), places[place // 4][place % 4])
-
-        def transpose() -> None:
-            write_transpose(spec, target, weight, view(copy, *transposed_weight_shape(spec, target)))
-
-        write_either(spec, tiles, kernel.batch, transpose, write)
+def _winograd(
+    name: str, spec: ConvSpec, target: Target, work: Correlation, tiles: Tiles, chunk: Shape, *, is_gradient: bool
+) -> PrimFunc:
+    with write_kernel(name) as kernel:
+        source = kernel.tensor("source", work.source.shape)
+        weight = kernel.tensor("weight", spec.weight_storage(target).shape) if is_in_parts(spec) else None
+        transformed = kernel.tensor("transformed", transformed_weight_shape(spec, target, is_gradient))
+        tensors = (
+            source,
+            weight,
+            transformed,
+            kernel.tensor("chunk", chunk),
+            kernel.tensor("out", work.destination.shape),
+        )
+        nest = _Nest(work, target, tiles, kernel.batch, is_gradient, *tensors)
+        if is_gradient or weight is None:
+            nest.write()
+        else:
+            with T.If(kernel.batch * tiles.count < FEW_TILES):
+                with T.Then():
+                    write_correlation(work, target, kernel.batch, (source, weight, tensors[-1]))
+                with T.Else():
+                    nest.write()
     return kernel.function
 
 
 @dataclass(frozen=True)
 class _Nest:
-    """source [N, C blocks, H, W, i], weight [K blocks, 16, C blocks, i, v], chunk [C blocks, 16, tiles, i]."""
+    """source [N, C blocks, H, W, i], weight as stored or None, transformed [K blocks of a part, 16, C blocks, i, v], chunk
+    [C blocks, 16, tiles, i]."""
 
     work: Correlation
     target: Target
     tiles: Tiles
     batch: Expr
+    is_gradient: bool
     source: Buffer
-    weight: Buffer
+    weight: Buffer | None
+    transformed: Buffer
     chunk: Buffer
     destination: Buffer
 
@@ -195,7 +140,7 @@ class _Nest:
 
     @property
     def width(self) -> int:
-        return int(self.weight.shape[-1])
+        return int(self.destination.shape[-1])
 
     def write(self) -> None:
         """Every chunk of tiles: its transforms, then its products."""
@@ -207,7 +152,12 @@ class _Nest:
             groups = settle((count + (GROUP - 1)) // GROUP)
             with T.parallel(groups * self.in_blocks) as task:
                 self._transform(settle(task % self.in_blocks), settle(task // self.in_blocks * GROUP), first, count)
-            self._multiply(first, count, groups)
+            part = int(self.transformed.shape[0])
+            with T.serial(int(self.destination.shape[1]) // part) as number_of_part:
+                block = settle(number_of_part * part)
+                if self.weight is not None:
+                    write_transformed(self.target, self.weight, self.is_gradient, block, self.transformed)
+                self._multiply(first, count, groups, block)
 
     def _transform(self, c: Expr, begin: Expr, first: Expr, count: Expr) -> None:
         """One block of channels of the tiles [begin, begin + GROUP) of the chunk."""
@@ -221,44 +171,49 @@ class _Nest:
             for place in range(PLACES):
                 store(self.chunk, (c, place, tile, lane), places[place // 4][place % 4])
 
-    def _multiply(self, first: Expr, count: Expr, groups: Expr) -> None:
-        out_blocks = int(self.weight.shape[0])
-        scalars, vectors = register_tile(self.target, ((GROUP, 1),), PAIR)
-        assert GROUP % scalars == 0, f"{scalars} tiles do not divide a group"
-        block_tiles = out_blocks // vectors
-        # What is larger is read once: the weights of a tile, kept over the groups, or a group, kept over the blocks.
-        weights_outside = out_blocks * self.width > int(self.chunk.shape[2])
-        with T.parallel(groups * block_tiles) as task:
+    def _multiply(self, first: Expr, count: Expr, groups: Expr, first_block: Expr) -> None:
+        pairs = int(self.transformed.shape[0]) // PAIR
+        # What is larger is read once: the weights of a pair, kept over the groups, or a group, kept over the pairs.
+        weights_outside = int(self.destination.shape[1]) * self.width > int(self.chunk.shape[2])
+        with T.parallel(groups * pairs) as task:
             if weights_outside:
-                block, begin = settle(task // groups * vectors), settle(task % groups * GROUP)
+                pair, begin = settle(task // groups * PAIR), settle(task % groups * GROUP)
             else:
-                block, begin = settle(task % block_tiles * vectors), settle(task // block_tiles * GROUP)
-            products = scratch(PLACES, vectors, GROUP, self.width)
+                pair, begin = settle(task % pairs * PAIR), settle(task // pairs * GROUP)
+            products = scratch(PLACES, PAIR, GROUP, self.width)
             count_here = settle(T.min(count - begin, GROUP))
+            scalars, vectors = register_tile(self.target, ((GROUP, 1),), PAIR)
+            assert GROUP % scalars == 0, f"{scalars} tiles do not divide a group"
             with T.serial(PLACES) as place, T.serial((count_here + (scalars - 1)) // scalars) as tile:
-                self._product(products, place, settle(begin + tile * scalars), tile * scalars, block, scalars)
-            self._outputs(products, first + begin, count_here, block)
+                for k in range(0, PAIR, vectors):
+                    self._product(products, (place, k, tile * scalars), begin, pair, (scalars, vectors))
+            self._outputs(products, first + begin, count_here, first_block + pair)
 
-    def _product(self, products: Buffer, place: Expr, tile: Expr, inside: Expr, block: Expr, scalars: int) -> None:
+    def _product(
+        self, products: Buffer, where: tuple[Expr, int, Expr], begin: Expr, pair: Expr, shape: tuple[int, int]
+    ) -> None:
         """One register tile of one of the 16 products, summed over all input channels."""
-        vectors, lane, depth = int(products.shape[1]), lanes(0, self.width), int(self.chunk.shape[-1])
-        sums = [local(vectors, self.width) for _ in range(scalars)]
-        every = [(i, k) for i in range(scalars) for k in range(vectors)]
+        (place, block, inside), lane = where, lanes(0, self.width)
+        sums = [local(shape[1], self.width) for _ in range(shape[0])]
+        every = [(i, k) for i in range(shape[0]) for k in range(shape[1])]
+        tile = settle(begin + inside)
         for i, k in every:
             store(sums[i], (k, lane), zeros(self.width))
-        with T.serial(self.in_blocks) as c, T.unroll(depth) as channel:
-            for i in range(scalars):
+        with T.serial(self.in_blocks) as c, T.unroll(int(self.chunk.shape[-1])) as channel:
+            for i in range(shape[0]):
                 value = spread(self.chunk[c, place, tile + i, channel], self.width)
-                for k in range(vectors):
-                    add_to(sums[i], (k, lane), value * self.weight[block + k, place, c, channel, lane])
+                for k in range(shape[1]):
+                    weight = self.transformed[pair + (block + k), place, c, channel, lane]
+                    add_to(sums[i], (k, lane), value * weight)
         for i, k in every:
-            store(products, (place, k, inside + i, lane), sums[i][k, lane])
+            store(products, (place, block + k, inside + i, lane), sums[i][k, lane])
 
     def _outputs(self, products: Buffer, first: Expr, count: Expr, block: Expr) -> None:
+        """The outputs of a group from its products."""
         lane = lanes(0, self.width)
         with T.serial(count) as inside:
             sample, row, column = self.tiles.place(first + inside)
-            for k in range(int(products.shape[1])):
+            for k in range(PAIR):
 
                 def read(i: int, j: int, k: int = k) -> Expr:
                     return products[4 * i + j, k, inside, lane]

@@ -41,21 +41,31 @@ from cross.kernels.winograd import (
     input_line,
     output_tiles,
     weight_gradient_line,
-    write_either,
 )
 from cross.target import Target
 
 MOST_TILES = 192
 """Of a chunk: a line of x and one of dy take 24 KiB at 8 floats a vector."""
 
+LEAST_TILES = 96
+"""Of a chunk, whatever the caches."""
+
+LARGE_BYTES = 8 << 20
+"""Sums beyond this are written to memory, not a cache."""
+
 CACHES = 4
 """Both are streamed, so a chunk may be larger than a cache: with few tiles the transforms of the sums weigh too much."""
+
+
+def few_tiles(spec: ConvSpec) -> int:
+    """A batch with fewer tiles takes the direct nest: the sums to be transformed would be as much as what is summed."""
+    return 32 if PLACES * spec.in_channels * spec.out_channels * 4 > LARGE_BYTES else 16
 
 
 def weight_gradient_chunk_shapes(spec: ConvSpec, target: Target) -> tuple[Shape, Shape]:
     """Physical shapes of the chunks of transformed tiles of x and of dy: [lines, 16, tiles, channels of a line]."""
     line = PAIR * target.channel_block
-    tiles = chunk_tiles(target, spec.in_channels + spec.out_channels, CACHES, MOST_TILES)
+    tiles = chunk_tiles(target, spec.in_channels + spec.out_channels, CACHES, (LEAST_TILES, MOST_TILES))
     return (spec.in_channels // line, PLACES, tiles + 1, line), (spec.out_channels // line, PLACES, tiles + 1, line)
 
 
@@ -70,10 +80,14 @@ def winograd_weight_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
         tiles = output_tiles(spec)
         nest = _Nest(spec, target, tiles, kernel.batch, x, dy, *chunks, dw)
 
-        def direct() -> None:
-            write_weight_gradient(spec, target, kernel.batch, (x, dy, dw))
-
-        write_either(spec, tiles, kernel.batch, direct, nest.write)
+        if tiles.count >= few_tiles(spec):
+            nest.write()
+        else:
+            with T.If(kernel.batch * tiles.count < few_tiles(spec)):
+                with T.Then():
+                    write_weight_gradient(spec, target, kernel.batch, (x, dy, dw))
+                with T.Else():
+                    nest.write()
     return kernel.function
 
 

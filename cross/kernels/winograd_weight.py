@@ -14,8 +14,8 @@ from cross.target import Target
 LARGE_BYTES = 8 << 20
 """A transformed weight beyond this does not stay in a cache until it is read."""
 
-PART_CHANNELS = 128
-"""Output channels of a part of such a weight, where they divide it."""
+PART_BLOCKS = 8
+"""Output blocks of a part of such a weight, where they divide it: four pairs, as many tasks even where tiles are few."""
 
 
 def is_in_parts(spec: ConvSpec) -> bool:
@@ -29,8 +29,9 @@ def transformed_weight_shape(spec: ConvSpec, target: Target, is_gradient: bool) 
     outputs, inputs, block = spec.out_channels, spec.in_channels, target.channel_block
     if is_gradient:
         outputs, inputs = inputs, outputs
-    part = PART_CHANNELS if is_in_parts(spec) and outputs % PART_CHANNELS == 0 else outputs
-    return part // block, PLACES, inputs // block + 1, block, block
+    blocks = outputs // block
+    part = PART_BLOCKS if is_in_parts(spec) and blocks % PART_BLOCKS == 0 else blocks
+    return part, PLACES, inputs // block + 1, block, block
 
 
 def winograd_weight(spec: ConvSpec, target: Target, is_gradient: bool) -> PrimFunc:

@@ -111,11 +111,11 @@ def test_storages_may_be_padded_wider_than_needed() -> None:
 def test_large_weights_are_transformed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(winograd_weight_module, "LARGE_BYTES", 0)
     monkeypatch.setattr(winograd_weight_module, "PART_BLOCKS", 2)
-    spec = with_needed_pads(ConvSpec(32, 48, 4, 6, (3, 3), pads=SAME))
-    assert is_in_parts(spec)
-    kernels = _Kernels(spec)
-    for batch in (1, 3, 27):
-        _check(kernels, batch)
+    for spec, batches in ((ConvSpec(32, 48, 4, 6, (3, 3), pads=SAME), (1, 3, 27)), SHAPES["tiles of a sample"]):
+        assert is_in_parts(spec)
+        kernels = _Kernels(with_needed_pads(spec))
+        for batch in batches:
+            _check(kernels, batch)
 
 
 @pytest.mark.parametrize("name", ["few tiles a sample", "six tiles a sample"])

@@ -107,7 +107,7 @@ def _winograd(
             kernel.tensor("out", work.destination.shape),
         )
         nest = _Nest(work, target, tiles, kernel.batch, is_gradient, *tensors)
-        if is_gradient or weight is None:
+        if is_gradient or weight is None or tiles.count >= FEW_TILES:
             nest.write()
         else:
             with T.If(kernel.batch * tiles.count < FEW_TILES):

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.needs("torch")
 
 # What is trained, and which batch norms are frozen, as PyTorch's names and modules.
 CASES = {
+    "all": (r".", r"bn"),  # --bn-policy frozen
     "last:1": (r"^fc\.", r"bn"),
     "head": (r"^fc\.", r"bn"),
     "norms": (r"bn\d\.(weight|bias)$", r"$^"),
@@ -80,7 +81,9 @@ def test_gradients_of_what_trains_match_pytorch(trainable: str) -> None:
     trained, frozen = CASES[trainable]
     for seed, batch in ((0, 3), (1, 8)):
         model = moved(seed)
-        kernels = lower_model(model, trainable=trainable)
+        kernels = lower_model(
+            model, trainable=trainable, bn_policy="frozen" if trainable == "all" else "per-micro-batch"
+        )
         x, y = batch_of(seed, model.input_shape, batch, model.classes)
         loss, true = torch_gradients(model, x, y, trained, frozen, torch.float64)
         exact = gradients_of(true, model)

@@ -22,17 +22,17 @@ typedef struct flag {
 #define AT(field) offsetof(options, field)
 
 static const flag flags[] = {
-    {"--program", "ib", TEXT, AT(program), 0, NULL},
-    {"--batch-size", "ibte", COUNT, AT(batch_size), 1, NULL},
+    {"--program", "ibp", TEXT, AT(program), 0, NULL},
+    {"--batch-size", "ibpte", COUNT, AT(batch_size), 1, NULL},
     {"--effective-batch", "it", COUNT, AT(effective_batch), 1, NULL},
-    {"--seconds", "b", SECONDS, AT(seconds), 0, NULL},
+    {"--seconds", "bp", SECONDS, AT(seconds), 0, NULL},
     {"--min-steps", "b", COUNT, AT(min_steps), 1, NULL},
     {"--warmup", "b", COUNT, AT(warmup), 0, NULL},
-    {"--threads", "ibte", COUNT, AT(threads), 1, NULL},
-    {"--cores", "ibte", CORES, AT(cores), 0, NULL},
-    {"--memory", "ibte", BYTES, AT(memory), 1, NULL},
-    {"--seed", "bte", SEED, AT(seed), 0, NULL},
-    {"--weights", "bte", TEXT, AT(weights), 0, NULL},
+    {"--threads", "ibpte", COUNT, AT(threads), 1, NULL},
+    {"--cores", "ibpte", CORES, AT(cores), 0, NULL},
+    {"--memory", "ibpte", BYTES, AT(memory), 1, NULL},
+    {"--seed", "bpte", SEED, AT(seed), 0, NULL},
+    {"--weights", "bpte", TEXT, AT(weights), 0, NULL},
     {"--samples", "te", TEXT, AT(samples), 0, NULL},
     {"--logits", "e", TEXT, AT(logits), 0, NULL},
     {"--limit", "e", SEED, AT(limit), 1, NULL},
@@ -58,13 +58,12 @@ static const flag flags[] = {
     {"--label-smoothing", "t", FACTOR, AT(label_smoothing), 0, NULL},
     {"--eval-every", "t", COUNT, AT(eval_every), 0, NULL},
     {"--augment", "t", CHOICE, AT(augment), 0, "none|flip|crop-flip|crop-flip-cutout"},
-    {"--bn-policy", "t", CHOICE, AT(bn_policy), 0, "per-micro-batch|frozen"},
     {"--bn-time-constant", "t", SWITCH, AT(bn_time_constant), 0, NULL},
     {"--checkpoint", "t", TEXT, AT(checkpoint), 0, NULL},
     {"--checkpoint-every", "t", PERIOD, AT(checkpoint_seconds), 0, NULL},
     {"--resume", "t", SWITCH, AT(resume), 0, NULL},
     {"--report-rate", "t", SECONDS, AT(report_rate), 0, NULL},
-    {"--system-root", "ibte", TEXT, AT(system_root), 0, NULL},
+    {"--system-root", "ibpte", TEXT, AT(system_root), 0, NULL},
 };
 
 /* A whole decimal number up to `highest`; 0: it is none. */
@@ -190,11 +189,6 @@ static taste_status check_training(const options *o, taste_error *error) {
         return taste_fail(error, TASTE_STATUS_USAGE, "--beta1 %g, --beta2 %g. Both must be below 1.",
                           (double)o->hyper.beta1, (double)o->hyper.beta2);
     }
-    if (o->bn_policy != 0) {
-        return taste_fail(error, TASTE_STATUS_USAGE,
-                          "--bn-policy frozen: which statistics a batch norm uses is decided when the model is built. "
-                          "Build it with frozen batch norms.");
-    }
     if (o->checkpoint == NULL && o->resume) {
         return taste_fail(error, TASTE_STATUS_USAGE, "--resume without a folder. Give --checkpoint DIR.");
     }
@@ -217,7 +211,7 @@ static taste_status check_together(const options *o, taste_error *error) {
 }
 
 taste_status options_parse(int argc, char **argv, options *out, taste_error *error) {
-    static const char *const verbs[] = {"info", "bench", "train", "eval"};
+    static const char *const verbs[] = {"info", "bench", "profile", "train", "eval"};
     *out = (options){.seconds = 2, .min_steps = 5, .warmup = 3, .system_root = "", .report_rate = 10};
     out->hyper = (taste_hyper){.beta1 = 0.9f, .beta2 = 0.999f, .epsilon = 1e-8f};
     out->checkpoint_seconds = 300;
@@ -227,7 +221,7 @@ taste_status options_parse(int argc, char **argv, options *out, taste_error *err
         if (strcmp(argv[1], verbs[i]) == 0) out->verb = verbs[i];
     }
     if (out->verb == NULL) {
-        return taste_fail(error, TASTE_STATUS_USAGE, "no verb '%.40s'. Use taste-train info, bench, train or eval.",
+        return taste_fail(error, TASTE_STATUS_USAGE, "no verb '%.40s'. Use taste-train info, bench, profile, train or eval.",
                           argc > 1 ? argv[1] : "");
     }
     for (int i = 2; i < argc; i++) {

@@ -117,12 +117,15 @@ def _import(
     output, softmax = remove_softmax(draft, output)
     output = flatten_logits(draft, output)
     fresh: set[str] = set()
+    file_classes, axes = draft.shapes[output][-1], dict[str, int]()
     if classes is not None:
+        axes = {name: shape.index(file_classes) for name, shape in draft.shapes.items() if file_classes in shape}
         draft, fresh = replace_classes(draft, output, classes)
     draft.prune(output)
     if not draft.parameters:
         raise UnsupportedModelError("the model has no weights to train. Choose another --output.")
     metadata = _metadata(draft, source, softmax, "nhwc" if turned else "nchw")
+    metadata |= {"file_classes": file_classes, "replaced": {name: axes[name] for name in sorted(fresh)}}
     model = _finish(draft, output, name, init, seed, fresh, metadata)
     uncalibrated = init == "seeded" and not from_zoo and not model.states
     return calibrate(model, seed) if uncalibrated else model
@@ -152,6 +155,7 @@ def _finish(
         inits=inits,
         blocks=blocks,
         metadata=metadata,
+        origins=dict(draft.origins),
     )
 
 

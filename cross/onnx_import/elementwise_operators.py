@@ -53,7 +53,7 @@ def operand(o: Operator, index: int, op: str) -> str:
     if value.size == 1:
         return o.draft.constant(o.origin(index), value.reshape(1))
     if op in TRAINABLE and any(o.data(i) in o.draft.trained for i in others):
-        return o.draft.parameter(o.origin(index), value, "broadcast")
+        return o.parameter(index, value, "broadcast")
     return o.draft.constant(o.origin(index), value)
 
 

@@ -47,6 +47,12 @@ def read_model(path: Path) -> onnx.ModelProto:
     return model
 
 
+def has_external_data(path: Path) -> bool:
+    """Whether the readable ONNX file keeps weights in another file."""
+    model = onnx.load(str(path), load_external_data=False)
+    return any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in _tensors(model.graph))
+
+
 def _not_onnx(path: Path, size: int, reason: str) -> CorruptInputError:
     return CorruptInputError(f"{path} ({size} bytes) is not a valid ONNX model: {reason}. Copy or export it again.")
 

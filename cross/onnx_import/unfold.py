@@ -33,6 +33,8 @@ def unfold_batch_norm(model: Model, samples: Array) -> Model:
     nodes: list[Node] = []
     parameters, states = dict(model.parameters), dict(model.states)
     inits, tensors = dict(model.inits), dict(model.tensors)
+    unfolded: list[dict[str, Any]] = []
+    makers = {node.outputs[0]: node for node in model.nodes}
     for node, inputs, _ in forward(model, samples.astype(np.float32)):
         bias = _bias(model, node, convolutions)
         if bias is None or readers.count(bias) > 1 or readers.count(node.inputs[0]) > 1:
@@ -52,13 +54,15 @@ def unfold_batch_norm(model: Model, samples: Array) -> Model:
             tensors[name] = TensorType(array.shape)
             inits[name] = Init("constant", start)
         del inits[bias], tensors[bias]
+        weight = makers[node.inputs[0]].inputs[1]
+        unfolded.append({"weight": weight, "bias": bias, "batch_norm": prefix, "eps": EPS})
         attrs = {"eps": EPS, "momentum": MOMENTUM}
         nodes.append(replace(node, op="batch_norm", inputs=(node.inputs[0], *made), attrs=attrs))
     if len(states) == len(model.states):
         raise UnsupportedModelError(
             "no convolution has a bias, so there is no batch norm to put back. Leave out --unfold-bn."
         )
-    metadata = {**model.metadata, "folded_batch_norm": False, "unfolded_batch_norm": True}
+    metadata = {**model.metadata, "folded_batch_norm": False, "unfolded_batch_norm": unfolded}
     metadata["notes"] = [note for note in model.metadata.get("notes", ()) if "no batch norm" not in note]
     metadata["weight_layout"] = {k: v for k, v in model.metadata["weight_layout"].items() if k in parameters}
     return replace(

@@ -19,10 +19,11 @@ from cross.compile_kernels import compile_kernels
 from cross.errors import FileError, NoSpaceError
 from cross.graph import Model
 from cross.link import link
-from cross.lower import lower
+from cross.lower import Kernels, lower
 from cross.native_sources import native_root
-from cross.plan import plan_memory
+from cross.plan import MemoryPlan, plan_memory
 from cross.target import Target
+from cross.training_cost import training_cost
 from cross.training_graph import build_training_graph
 from cross.version import VERSION
 
@@ -32,7 +33,8 @@ FILES = ("taste-train", "libtaste.so", "weights.safetensors", "manifest.json")
 
 @dataclass(frozen=True)
 class BuildResult:
-    """`fixed_bytes` and `per_sample_bytes` are the train program's arena; `build_s` is what this call took."""
+    """`fixed_bytes` and `per_sample_bytes` are the train program's arena, `saved_bytes` what it keeps for backward, a
+    sample; `trained_parameters` counts values; `build_s` is what this call took."""
 
     out: Path
     binary_bytes: int
@@ -40,6 +42,18 @@ class BuildResult:
     per_sample_bytes: int
     build_s: float
     sha256: str
+    trainable: str
+    trained_parameters: int
+    saved_bytes: int
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What a build depends on beside model and target."""
+
+    loss: str
+    trainable: str
+    seed: int
 
 
 def cache_root() -> Path:
@@ -54,18 +68,21 @@ def build(
     out: Path,
     *,
     loss: str = "cross_entropy",
+    trainable: str = "all",
     seed: int = 0,
     progress: Progress | None = None,
 ) -> BuildResult:
     """Build OUT/{taste-train, libtaste.so, weights.safetensors, manifest.json}; at once where OUT holds this very build.
 
-    Errors: UnsupportedModelError (20), MissingToolError (22), NoSpaceError (11), FileError (12).
+    `trainable`: which parameters train (`cross.trainable`).
+    Errors: UsageError (2), UnsupportedModelError (20), MissingToolError (22), NoSpaceError (11), FileError (12).
     """
     started = time.monotonic()
-    key = _key(model, target, loss, seed)
+    options = BuildOptions(loss, trainable, seed)
+    key = _key(model, target, options)
     try:
         if not _is_built(out, key):
-            _build(model, target, out, loss, seed, progress)
+            _build(model, target, out, options, progress)
             (out / "build.key").write_text(key + "\n", encoding="utf-8")
     except OSError as error:
         kind = NoSpaceError if error.errno == 28 else FileError
@@ -79,19 +96,27 @@ def build(
         program["per_sample_bytes"],
         time.monotonic() - started,
         binary["sha256"],
+        manifest["trainable"],
+        manifest["trained_parameters"],
+        manifest["saved_bytes"],
     )
 
 
-def _build(model: Model, target: Target, out: Path, loss: str, seed: int, progress: Progress | None) -> None:
-    kernels = lower(assign_storage(build_training_graph(model, loss), target), target)
-    plan = plan_memory(kernels)
+def _lowered(model: Model, target: Target, loss: str, trainable: str) -> tuple[Kernels, MemoryPlan]:
+    kernels = lower(assign_storage(build_training_graph(model, loss, trainable=trainable), target), target)
+    return kernels, plan_memory(kernels)
+
+
+def _build(model: Model, target: Target, out: Path, options: BuildOptions, progress: Progress | None) -> None:
+    kernels, plan = _lowered(model, target, options.loss, options.trainable)
+    full = (kernels, plan) if options.trainable == "all" else _lowered(model, target, options.loss, "all")
     objects = compile_kernels(kernels, cache_root() / "kernels", progress)
     if progress is not None:
         progress("link", 0, 1)
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
-        link(kernels, plan, objects, part, seed)
+        link(kernels, plan, objects, part, options.seed, training_cost(*full))
         out.mkdir(parents=True, exist_ok=True)
         for path in sorted(part.iterdir()):
             path.rename(out / path.name)
@@ -108,9 +133,9 @@ def _is_built(out: Path, key: str) -> bool:
     return all((out / name).exists() for name in FILES)
 
 
-def _key(model: Model, target: Target, loss: str, seed: int) -> str:
+def _key(model: Model, target: Target, options: BuildOptions) -> str:
     """Everything that decides a build: the model with its weights, the target, the options and our own sources."""
-    digest = hashlib.sha256(f"{VERSION} {target} {loss} {seed} {model.name}".encode())
+    digest = hashlib.sha256(f"{VERSION} {target} {options} {model.name}".encode())
     digest.update(
         repr((model.nodes, sorted(model.tensors.items()), sorted(model.inits.items()), model.blocks)).encode()
     )

@@ -98,6 +98,11 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, once everything worth keeping is saved."""
 
 
+def one_line(message: str) -> str:
+    """Names in a file may hold anything: nothing but printable characters reaches the terminal."""
+    return "".join(c if c.isprintable() else "?" for c in message)
+
+
 def error_for_exit_code(code: int, message: str) -> TasteError:
     """The exception that a child process's exit code stands for."""
     for kind in TasteError.__subclasses__():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from cross.native_sources import native_root
 from cross.plan import MemoryPlan
 from cross.tables import emit_tables, minimum_batch
 from cross.target import Target
+from cross.training_cost import TrainingCost, training_cost
 from cross.version import VERSION
 
 CFLAGS = (
@@ -48,8 +49,13 @@ class Binary:
     manifest: Mapping[str, Any]
 
 
-def link(kernels: Kernels, plan: MemoryPlan, objects: Mapping[str, Path], folder: Path, seed: int) -> Binary:
-    """Write FOLDER/{tables.c, taste-train, libtaste.so, weights.safetensors, manifest.json}."""
+def link(
+    kernels: Kernels, plan: MemoryPlan, objects: Mapping[str, Path], folder: Path, seed: int, full: TrainingCost
+) -> Binary:
+    """Write FOLDER/{tables.c, taste-train, libtaste.so, weights.safetensors, manifest.json}.
+
+    `full`: what training every parameter costs, for the manifest to compare with.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     build_id = _build_id(kernels, plan, objects, seed)
     tables = folder / "tables.c"
@@ -70,7 +76,7 @@ def link(kernels: Kernels, plan: MemoryPlan, objects: Mapping[str, Path], folder
         for done in links:
             done.result()
     write_weights(kernels.graph.training.model, folder / "weights.safetensors")
-    manifest = _manifest(kernels, plan, build_id, folder)
+    manifest = _manifest(kernels, plan, build_id, folder) | _training(kernels, plan, full)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     binary = manifest["files"]["taste-train"]
     return Binary(folder, binary["bytes"], binary["sha256"], manifest)
@@ -125,7 +131,7 @@ def _manifest(kernels: Kernels, plan: MemoryPlan, build_id: str, folder: Path) -
         "build_id": build_id,
         "input_shape": list(model.input_shape),
         "classes": model.classes,
-        "minimum_batch": minimum_batch(model),
+        "minimum_batch": minimum_batch(kernels.graph.training),
         "blocks": [block.name for block in model.blocks],
         "programs": {
             lowered.stored.graph.name: {
@@ -137,17 +143,26 @@ def _manifest(kernels: Kernels, plan: MemoryPlan, build_id: str, folder: Path) -
         "parameter_bytes": plan.parameter_bytes,
         "state_bytes": plan.state_bytes,
         "constant_bytes": plan.constant_bytes,
-        "parameters": _tensors(model),
+        "parameters": _tensors(model, kernels.graph.training.gradients),
         "metadata": dict(model.metadata),
         "files": files,
     }
 
 
-def _tensors(model: Model) -> list[dict[str, Any]]:
+def _training(kernels: Kernels, plan: MemoryPlan, full: TrainingCost) -> dict[str, Any]:
+    """What is trained and what that costs, beside the cost of training everything."""
+    cost = asdict(training_cost(kernels, plan))
+    own = {key: cost[key] for key in ("trained_parameters", "saved_bytes", "flops")}
+    return {"trainable": kernels.graph.training.trainable, **own, "full_training": asdict(full)}
+
+
+def _tensors(model: Model, trained: Collection[str]) -> list[dict[str, Any]]:
     found = []
     for kind, arrays in (("parameter", model.parameters), ("state", model.states), ("constant", model.constants)):
         for name, array in arrays.items():
             entry: dict[str, Any] = {"name": name, "shape": list(array.shape), "dtype": str(array.dtype), "kind": kind}
+            if kind == "parameter":
+                entry["trained"] = name in trained
             if name in model.inits:
                 entry["init"] = {"kind": model.inits[name].kind, "scale": model.inits[name].scale}
             found.append(entry)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from cross.errors import CorruptInputError, TasteError, UnsupportedModelError, UsageError
+from cross.errors import CorruptInputError, TasteError, UnsupportedModelError, UsageError, one_line
 from cross.graph import BATCH, Init, Model, Shape, TensorType
 from cross.initialise import initial_value
 from cross.onnx_import.blocks import compute_blocks
@@ -75,16 +75,11 @@ def load_model(
             proto = read_model(path)
             model = _import(proto, path.stem, shape, classes, input_name, output_name, init, seed, from_zoo=False)
         except TasteError as error:
-            raise type(error)(_one_line(str(error))) from error
+            raise type(error)(one_line(str(error))) from error
         except Exception as error:  # whatever a broken file provokes in protobuf, numpy or onnx is the file's fault
-            reason = _one_line((str(error) or type(error).__name__).strip().splitlines()[0].rstrip("."))
+            reason = one_line((str(error) or type(error).__name__).strip().splitlines()[0].rstrip("."))
             raise CorruptInputError(f"{path} is not a valid ONNX model: {reason}. Export it again.") from error
     return model if unfold_batch_norm is None else unfold(model, unfold_batch_norm)
-
-
-def _one_line(message: str) -> str:
-    """Names in a file may hold anything: nothing but printable characters reaches the terminal."""
-    return "".join(c if c.isprintable() else "?" for c in message)
 
 
 def _import(

@@ -40,11 +40,15 @@ class ProgramGraph:
 
 @dataclass(frozen=True)
 class TrainingGraph:
-    """The programs of a model; they share its parameters and states. `gradients`: parameter -> gradient tensor."""
+    """The programs of a model; they share its parameters and states.
+
+    `gradients`: trained parameter -> gradient tensor. `trainable` is the word that chose them (`cross.trainable`).
+    """
 
     model: Model
     programs: tuple[ProgramGraph, ...]
     gradients: Mapping[str, str]
+    trainable: str = "all"
 
     def program(self, name: str) -> ProgramGraph:
         return next(p for p in self.programs if p.name == name)

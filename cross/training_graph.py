@@ -14,12 +14,18 @@ from cross.program_graph import Builder, ProgramGraph, TrainingGraph
 from cross.rules import rule_of
 from cross.rules.context import LOSS_SCALE, TARGET, Context, gradient_name
 from cross.rules.loss import cross_entropy, mean_squared_error, target_type
+from cross.trainable import choose_trainable, frozen_norms
 
 LOSSES = ("cross_entropy", "mse")
 
 
-def build_training_graph(model: Model, loss: str = "cross_entropy", fusion: bool = True) -> TrainingGraph:
+def build_training_graph(
+    model: Model, loss: str = "cross_entropy", fusion: bool = True, trainable: str = "all"
+) -> TrainingGraph:
     """The train and eval programs of a model.
+
+    trainable: what is trained, as in `cross.trainable`; the rest has no gradient, and batch norms of blocks that train
+    nothing use their running statistics.
 
     loss 'cross_entropy': logits [N, classes], target int32 [N]. 'mse': target float32 like the output; mean over
     elements. The loss tensor holds one value a row; gradients are those of loss_scale times the sum of the rows, so
@@ -27,11 +33,11 @@ def build_training_graph(model: Model, loss: str = "cross_entropy", fusion: bool
     """
     if loss not in LOSSES:
         raise UsageError(f"unknown loss {loss!r}. Known: {', '.join(LOSSES)}.")
-    train, gradients = _train_program(model, loss)
+    train, gradients = _train_program(model, loss, choose_trainable(model, trainable))
     programs: tuple[ProgramGraph, ...] = (train, _eval_program(model))
     if fusion:
         programs = tuple(fuse(program) for program in programs)
-    return TrainingGraph(model, programs, gradients)
+    return TrainingGraph(model, programs, gradients, trainable)
 
 
 def _forward(model: Model, context: Context) -> None:
@@ -52,8 +58,9 @@ def _eval_program(model: Model) -> ProgramGraph:
     return ProgramGraph("eval", tuple(build.nodes), build.tensors, model.input, model.output, protected=protected)
 
 
-def _train_program(model: Model, loss: str) -> tuple[ProgramGraph, dict[str, str]]:
-    context = Context(Builder(dict(model.tensors), training=True), wanted=_wanted(model))
+def _train_program(model: Model, loss: str, trained: frozenset[str]) -> tuple[ProgramGraph, dict[str, str]]:
+    builder = Builder(dict(model.tensors), training=True)
+    context = Context(builder, _wanted(model, trained), frozen_norms(model, trained))
     build = context.build
     _forward(model, context)
     build.phase, build.block, build.source = "loss", max(len(model.blocks) - 1, 0), "loss"
@@ -70,9 +77,9 @@ def _train_program(model: Model, loss: str) -> tuple[ProgramGraph, dict[str, str
     return program, gradients
 
 
-def _wanted(model: Model) -> set[str]:
-    """Tensors that depend on a parameter, and the parameters."""
-    wanted = set(model.parameters)
+def _wanted(model: Model, trained: frozenset[str]) -> set[str]:
+    """Trained parameters, and the tensors that depend on one: what backward computes gradients of."""
+    wanted = set(trained)
     for node in model.nodes:
         if any(name in wanted for name in node.inputs):
             wanted.update(node.outputs)

@@ -90,7 +90,11 @@ def add_model_flags(parser: argparse.ArgumentParser, required: bool = True) -> N
     """What to build: the model and everything that changes its binary."""
     group = parser.add_argument_group("model")
     group.add_argument("--model", required=required, help="ONNX file, or a zoo name such as resnet18")
-    group.add_argument("--weights", type=Path, help="safetensors file to start from (default: the model's own)")
+    group.add_argument(
+        "--weights",
+        type=Path,
+        help="weights to start from: safetensors, npz or a PyTorch state dict (default: the model's own)",
+    )
     group.add_argument("--classes", type=positive, help="outputs (default: the model's, 10 for a zoo model)")
     group.add_argument("--input-shape", type=input_shape, metavar="C,H,W", help="shape of one sample")
     group.add_argument("--input", metavar="NAME", help="which input to feed, where an ONNX file has several")
@@ -103,6 +107,13 @@ def add_model_flags(parser: argparse.ArgumentParser, required: bool = True) -> N
         choices=("cross_entropy", "mse"),
         default="cross_entropy",
         help="softmax cross-entropy on class labels, or mean squared error on targets like the output",
+    )
+    group.add_argument(
+        "--trainable",
+        metavar="WHAT",
+        default="all",
+        help="what to train: all, head, last:K (blocks), norms, or a regular expression over names; "
+        "the rest is frozen (default: all)",
     )
     group.add_argument("--unfold-bn", action="store_true", help="put batch norms back where an exporter folded them")
     group.add_argument("--target", metavar="NAME", help="CPU to build for (default: probed from the board)")

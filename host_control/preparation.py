@@ -9,11 +9,11 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cross.errors import CompatibilityError, CorruptInputError, UsageError
+from cross.errors import CorruptInputError, UsageError
 from host_control.board import BoardFacts, DeployResult
 from host_control.console import Console, mib
 from host_control.search.space import MemoryForm
@@ -85,6 +85,8 @@ def build_model(args: argparse.Namespace, target: Target, out: Path, console: Co
     """Import --model and build it for `target` into `out`."""
     from cross.build import build
     from cross.load_model import load_model
+    from cross.weights.load import load_weights
+    from cross.weights.match import match_weights
 
     console.event("progress", stage="load_model", model=args.model)
     model = load_model(
@@ -99,17 +101,31 @@ def build_model(args: argparse.Namespace, target: Target, out: Path, console: Co
     if args.unfold_bn:
         model = _with_batch_norms(model, args.seed, console)
     if args.weights is not None:
-        model = with_weights(model, args.weights)
+        model = match_weights(model, load_weights(args.weights), source=str(args.weights), seed=args.seed)
     for note in model.metadata.get("notes", ()):
         console.line(note)
 
     with console.progress(f"building {model.name} for {target.name}") as progress:
-        result = build(model, target, out, loss=args.loss, seed=args.seed, progress=progress)
+        result = build(model, target, out, loss=args.loss, trainable=args.trainable, seed=args.seed, progress=progress)
     console.line(
         f"built {model.name} for {target.name} in {result.build_s:.1f} s: binary {mib(result.binary_bytes)}, "
         f"activations {mib(result.per_sample_bytes)} a sample"
     )
-    return read_build(out), result
+    built = read_build(out)
+    if args.trainable != "all":
+        console.line(_savings(built.manifest))
+    return built, result
+
+
+def _savings(manifest: Mapping[str, Any]) -> str:
+    """What freezing saves, against training everything."""
+    full, arena = manifest["full_training"], manifest["programs"]["train"]["per_sample_bytes"]
+    return (
+        f"trains {manifest['trained_parameters']:,} of {full['trained_parameters']:,} parameters "
+        f"({manifest['trainable']}): {manifest['flops'] / full['flops']:.0%} of the arithmetic; a sample takes "
+        f"{arena / 1024:,.0f} KiB instead of {full['per_sample_bytes'] / 1024:,.0f}, of them "
+        f"{manifest['saved_bytes'] / 1024:,.1f} kept for backward instead of {full['saved_bytes'] / 1024:,.0f}"
+    )
 
 
 def _with_batch_norms(model: Model, seed: int, console: Console) -> Model:
@@ -121,35 +137,6 @@ def _with_batch_norms(model: Model, seed: int, console: Console) -> Model:
     samples = np.random.default_rng(seed).standard_normal((_UNFOLD_SAMPLES, *model.input_shape)).astype(np.float32)
     console.line(f"batch norms are put back, scaled by one pass of {_UNFOLD_SAMPLES} random samples (seed {seed})")
     return unfold_batch_norm(model, samples)
-
-
-def with_weights(model: Model, file: Path) -> Model:
-    """The model with the parameters and states of a safetensors file in place of its own.
-
-    Every one must be there in its canonical shape: CompatibilityError names the first that is not, CorruptInputError a
-    file that is no safetensors.
-    """
-    import numpy as np
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    if not file.is_file():
-        raise UsageError(f"no weights file {file}. Name a safetensors file.")
-    try:
-        stored = load_file(file)
-    except (SafetensorError, ValueError) as error:
-        raise CorruptInputError(f"{file} is not a safetensors file of ours: {error}. Give another one.") from error
-    for name, own in {**model.parameters, **model.states}.items():
-        if name not in stored or stored[name].shape != own.shape:
-            found = f"has shape {list(stored[name].shape)}" if name in stored else "is not there"
-            raise CompatibilityError(
-                f"{file}: tensor {name!r} {found}; {model.name} needs {list(own.shape)}. Give its own weights."
-            )
-    return replace(
-        model,
-        parameters={name: stored[name].astype(np.float32) for name in model.parameters},
-        states={name: stored[name].astype(np.float32) for name in model.states},
-    )
 
 
 def read_build(folder: Path) -> Built:

@@ -22,6 +22,8 @@ def gradient_name(tensor: str) -> str:
 class Context:
     build: Builder
     wanted: set[str] = field(default_factory=set)
+    frozen_norms: frozenset[str] = frozenset()
+    """Outputs of the batch norms that use running statistics in training too."""
     saved: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def shape(self, name: str) -> Shape:

@@ -25,19 +25,23 @@ def _channel_type(context: Context, x: str) -> TensorType:
 def batch_norm(context: Context, node: Node) -> None:
     """y = (x - mean) * scale + offset, with mean and scale from the batch (training) or the running statistics.
 
+    A frozen one uses the running statistics in training too: its coefficients are computed in every run, since a weights
+    file may have replaced them, and its map goes into the element-wise work behind the convolution.
     The mean is taken off first: folded into a shift, it would cancel against x and cost digits.
     """
     build = context.build
     x, gamma, beta, mean, var = node.inputs
     vector, epsilon = _channel_type(context, x), float(node.attrs["eps"])
-    if build.training:
+    by_batch = build.training and node.outputs[0] not in context.frozen_norms
+    if by_batch:
         mean, batch_var, scale, offset = _batch_statistics(context, node, vector)
         context.saved[node.outputs[0]] = (mean, batch_var)
     else:
         statistics = (gamma, beta, mean, var)
         mean, scale, offset = build.emit("batch_norm_running", statistics, [vector] * 3, {"eps": epsilon})
+        context.saved[node.outputs[0]] = (scale,)
     expr = ex.add(ex.mul(ex.sub(arg(0), arg(1)), arg(2)), arg(3))
-    attrs = {"expr": expr, "batch_norm": True}
+    attrs = {"expr": expr, "batch_norm": by_batch}
     build.emit("map", (x, mean, scale, offset), [context.type(node.outputs[0])], attrs, node.outputs)
 
 
@@ -65,9 +69,14 @@ def _batch_statistics(context: Context, node: Node, vector: TensorType) -> tuple
 
 
 def batch_norm_gradient(context: Context, node: Node, dy: str) -> dict[str, str]:
-    """dx = a dy + b (x - mean) + c with channel vectors a, b, c; dgamma and dbeta are the two sums they need."""
+    """dx = a dy + b (x - mean) + c with channel vectors a, b, c; dgamma and dbeta are the two sums they need.
+
+    A frozen one is an affine map: dx = scale dy.
+    """
     build = context.build
     x, gamma, beta, _, _ = node.inputs
+    if node.outputs[0] in context.frozen_norms:
+        return {x: build.map(ex.mul(arg(0), arg(1)), (dy, *context.saved[node.outputs[0]]), context.type(x))}
     mean, var = context.saved[node.outputs[0]]
     axes, domain, vector = _spatial(context, x), context.shape(x), _channel_type(context, x)
     centred = ex.mul(arg(0), ex.sub(arg(1), arg(2)))

@@ -89,13 +89,15 @@ def write_whole(path: Path, data: bytes) -> Path:
     return path
 
 
-def find_resumable(identity: dict[str, Any], runs: Path = RUNS) -> Path:
-    """The newest run folder whose `study.json` has this identity and is not complete; UsageError where none is."""
-    for file in sorted(runs.glob("*/study.json"), key=lambda path: path.stat().st_mtime, reverse=True):
+def find_resumable(
+    identity: dict[str, Any], runs: Path = RUNS, record: str = "study.json", what: str = "study"
+) -> Path:
+    """The newest run folder whose `record` has this identity and is not complete; UsageError where none is."""
+    for file in sorted(runs.glob(f"*/{record}"), key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             stored = json.loads(file.read_text(encoding="utf-8"))
         except ValueError:
             continue
         if stored == identity | {"complete": False}:
             return file.parent
-    raise UsageError(f"no unfinished study with these flags in {runs}/. Run without --resume to begin one.")
+    raise UsageError(f"no unfinished {what} with these flags in {runs}/. Run without --resume to begin one.")

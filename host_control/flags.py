@@ -131,14 +131,15 @@ def add_board_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--accept-new", action="store_true", help="record the host key of a host that is not known yet")
 
 
-def add_running_flags(parser: argparse.ArgumentParser) -> None:
-    """How a step runs on the board."""
+def add_running_flags(parser: argparse.ArgumentParser, measuring: bool = True) -> None:
+    """How a step runs on the board; `measuring` adds what only a measurement needs."""
     group = parser.add_argument_group("running")
     group.add_argument("--threads", type=positive, help="threads (default: one a core)")
     group.add_argument("--cores", type=core_list, help="cores to run on, such as 0,1 or 0-3 (default: all)")
     group.add_argument("--memory", type=byte_count, metavar="BYTES", help="most the program may use, such as 512M")
     group.add_argument("--seed", type=not_negative, default=0, help="seed of weights, data and search (default: 0)")
-    group.add_argument("--seconds", type=seconds, default=2.0, help="shortest measurement of one size (default: 2)")
+    if measuring:
+        group.add_argument("--seconds", type=seconds, default=2.0, help="shortest measurement of one size (default: 2)")
 
 
 def add_output_flags(parser: argparse.ArgumentParser) -> None:

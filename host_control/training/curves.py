@@ -12,12 +12,12 @@ from host_control.run_folder import write_whole
 
 def plot_curves(path: Path, records: Sequence[Mapping[str, Any]], title: str) -> Path:
     """Draw the records of a run (`metrics.read_records`)."""
-    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4), dpi=120, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, 2)
     for axis, what in zip(axes, ("loss", "accuracy"), strict=True):
         for event, label, style in (("step", "training", "-"), ("eval", "test", "o-")):
             points = [(r["epoch"], r[what]) for r in records if r["event"] == event and r.get(what) is not None]
@@ -31,6 +31,5 @@ def plot_curves(path: Path, records: Sequence[Mapping[str, Any]], title: str) ->
             axis.legend()
     figure.suptitle(title)
     data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=120)
-    pyplot.close(figure)
+    figure.savefig(data, format="png")
     return write_whole(path, data.getvalue())

@@ -60,12 +60,10 @@ def choose_batch_size(
     return Choice(min(found.batch_size, largest), found.source)
 
 
-def known_batch_size(args: argparse.Namespace, stored: int | None) -> Choice:
-    """For a dry run, which measures nothing: --batch-size or that of the run; UsageError where it is not known."""
+def known_batch_size(args: argparse.Namespace) -> Choice:
+    """For a dry run, which measures nothing: --batch-size; UsageError where that is auto."""
     if isinstance(args.batch_size, int):
         return Choice(args.batch_size, "flag")
-    if stored is not None:
-        return Choice(stored, "run")
     raise UsageError(
         "a dry run measures nothing, so --batch-size auto has no value yet. Give --batch-size N, such as the bs_opt of "
         "`tune`."

@@ -25,12 +25,12 @@ _NATIVE_LIMIT = 2
 """Images of one size stay as they are up to so many times the zoo model's usual side: photos from one camera do not."""
 
 
-def add_data_flags(parser: argparse.ArgumentParser) -> None:
+def add_data_flags(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """What to train or test on, and how it becomes samples."""
     group = parser.add_argument_group("data")
     group.add_argument(
         "--data",
-        required=True,
+        required=required,
         help="a data set: folder of class folders, CIFAR, IDX, npz, parquet, CSV, fashion-mnist",
     )
     group.add_argument("--size", type=image_size, metavar="HxW", help="of the images (default: the model's)")
@@ -167,7 +167,7 @@ def _size_of(sample: bytes | Array) -> tuple[int, int]:
     from host_control.data.images import prepare
 
     try:
-        return prepare(sample, PackOptions(), "image").shape[-2:]  # type: ignore[return-value]
+        return prepare(sample, PackOptions(), "image").shape[-2:]
     except TasteError:
         return 0, 0  # packing names it
 

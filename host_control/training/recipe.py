@@ -43,7 +43,7 @@ def default_effective_batch(samples: int) -> int:
     """128, or the largest power of two that leaves an epoch EPOCH_UPDATES updates, from 8 up; never more than samples."""
     most = max(samples // EPOCH_UPDATES, 1)
     chosen = min(EFFECTIVE_BATCH, max(SMALLEST_EFFECTIVE_BATCH, 2 ** int(math.log2(most))))
-    return min(chosen, samples)
+    return int(min(chosen, samples))
 
 
 def default_recipe(model: Model, *, trained: bool, effective_batch: int) -> Recipe:

@@ -9,6 +9,7 @@ import numpy as np
 
 from cross.errors import UsageError
 from host_control.console import Console
+from host_control.data import PackOptions, decode_images
 from host_control.flags import add_board_flags, positive
 from host_control.preparation import opened_board
 from host_control.run_folder import RunFolder
@@ -33,11 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prepare the images as the training data were, run them on the board, print the likeliest classes."""
-    from host_control.data import decode_images
-
     console = Console(args.json)
     trained = read_run(args.run_folder)
-    x = normalised(decode_images(args.images, pack_options(trained)), *_normalisation(trained))
+    x = normalised(decode_images(args.images, _pack_options(trained)), *_normalisation(trained))
     with RunFolder(args.out or trained.folder), opened_board(args) as opened:
         evaluator = evaluator_of_run(args, trained, deployed(opened), console)
         shares = probabilities(evaluator.logits(x))
@@ -52,10 +51,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def pack_options(run: Run):  # type: ignore[no-untyped-def]
+def _pack_options(run: Run) -> PackOptions:
     """How an image becomes a sample of this run."""
-    from host_control.data import PackOptions
-
     data = run.options["data"]
     if data["kind"] != "images":
         raise UsageError(f"the model of {run.folder} was trained on text: it has no classes of images.")

@@ -93,6 +93,8 @@ def deployed(board: Any) -> DeployedBoard:
 def model_for(args: argparse.Namespace, data: PackedDataSet, console: Console) -> Model:
     """--model with the data's channels, size and classes."""
     check_classes(args, data)
+    if args.input_shape is not None:
+        check_shape(args.input_shape, data)
     samples = first_samples(data, UNFOLD_SAMPLES) if args.unfold_bn and data.kind == "images" else None
     model = import_model(args, console, input_shape=data.shape, classes=len(data.classes), samples=samples)
     check_shape(model.input_shape, data)
@@ -101,12 +103,14 @@ def model_for(args: argparse.Namespace, data: PackedDataSet, console: Console) -
 
 def _dry_run(args: argparse.Namespace, console: Console) -> int:
     from cross.tables import minimum_batch
+    from cross.training_graph import build_training_graph
 
     data = packed_data(args, console)
     model = model_for(args, data, console)
-    choice = known_batch_size(args, None)
+    choice = known_batch_size(args)
+    minimum = minimum_batch(build_training_graph(model, args.loss, trainable=args.trainable))
     schedule = Schedule(
-        resolve_options(args, model, data.train.samples, choice.batch_size), data.train.samples, minimum_batch(model)
+        resolve_options(args, model, data.train.samples, choice.batch_size), data.train.samples, minimum
     )
     _print_schedule(console, schedule, why=default_recipe_of(args, model, schedule.options.effective_batch).why)
     rows = schedule.rows()

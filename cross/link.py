@@ -131,7 +131,7 @@ def _manifest(kernels: Kernels, plan: MemoryPlan, build_id: str, folder: Path) -
         "build_id": build_id,
         "input_shape": list(model.input_shape),
         "classes": model.classes,
-        "minimum_batch": minimum_batch(kernels.graph.training),
+        "minimum_batch": minimum_batch(kernels),
         "blocks": [block.name for block in model.blocks],
         "programs": {
             lowered.stored.graph.name: {

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from cross.graph import Init, Model
 from cross.lower import Kernels, LoweredProgram
 from cross.plan import MemoryPlan, blocks_of
-from cross.program_graph import TrainingGraph
 from cross.rules.context import gradient_name
 from cross.storage import Storage
 
@@ -55,9 +54,10 @@ def emit_tables(kernels: Kernels, plan: MemoryPlan, build_id: str, seed: int) ->
     return "\n".join(lines) + "\n"
 
 
-def minimum_batch(training: TrainingGraph) -> int:
+def minimum_batch(kernels: Kernels) -> int:
     """2 where a batch norm that counts statistics would see one value a channel at batch 1, else 1."""
-    counts = (node for node in training.program("train").nodes if node.op == "batch_norm_finish")
+    train = kernels.graph.training.program("train")
+    counts = (node for node in train.nodes if node.op == "batch_norm_finish")
     return 2 if any(node.attrs["pixels"] == 1 for node in counts) else 1
 
 
@@ -149,25 +149,17 @@ def _block_calls(number: int, program: LoweredProgram, model: Model, index: dict
     return [*lines, "};", ""]
 
 
-def _mask(segments: Iterable[int]) -> int:
-    """One bit a segment; the last is shared by all from 63 on."""
-    mask = 0
-    for segment in segments:
-        mask |= 1 << min(segment, 63)
-    return mask
-
-
 def _programs(kernels: Kernels, plan: MemoryPlan, index: dict[tuple[int, str], int]) -> list[str]:
     lines = ["static const taste_program programs[] = {"]
     segments = len(kernels.graph.training.model.blocks)
-    every = _mask(range(segments))
-    block, gradients = blocks_of(kernels), kernels.graph.training.gradients
-    trained = _mask(block.get(name, 0) for name in gradients)
+    every = 0
+    for segment in range(segments):
+        every |= 1 << min(segment, 63)
     for number, (program, placed) in enumerate(zip(kernels.programs, plan.programs, strict=True)):
         graph, loss = program.stored.graph, [i for i, c in enumerate(program.calls) if c.phase == "loss"]
         first, end = (loss[0], loss[-1] + 1) if loss else (0, 0)
         edges = [_lookup(index, number, name) for name in (graph.input, graph.target, graph.output, graph.loss)]
-        updated = trained if graph.loss else 0
+        updated = every if graph.loss else 0
         lines.append(
             f"    {{{_text(graph.name)}, calls_{number}, {len(program.calls)}, {first}, {end}, blocks_{number}, "
             f"{placed.fixed.size_bytes}, {placed.batched.size_bytes}, {', '.join(map(str, edges))}, "
@@ -215,7 +207,7 @@ def _model(
     shape = model.input_shape
     fields = [
         "TASTE_TABLE_VERSION", _text(model.name), _text(target.name), _text(" ".join(target.features)),
-        _text(build_id), target.vector_bits if target.rvv else 0, minimum_batch(kernels.graph.training), model.classes, f"{seed}u",
+        _text(build_id), target.vector_bits if target.rvv else 0, minimum_batch(kernels), model.classes, f"{seed}u",
         len(shape), _numbers(shape or (1,)), "tensors", "sizeof tensors / sizeof tensors[0]", "programs",
         len(kernels.programs), "segments", len(model.blocks), "block_names", len(model.blocks),
         plan.parameter_bytes, plan.state_bytes, plan.constant_bytes, *scalars,

@@ -48,9 +48,11 @@ def kernel(kernels: Kernels, symbol: str) -> Any:
     return _compiled[symbol]
 
 
-def lower_model(model: Model, loss: str = "cross_entropy", target: str = HOST, fusion: bool = True) -> Kernels:
+def lower_model(
+    model: Model, loss: str = "cross_entropy", target: str = HOST, fusion: bool = True, trainable: str = "all"
+) -> Kernels:
     chosen = find_target(target)
-    return lower(assign_storage(build_training_graph(model, loss, fusion), chosen), chosen)
+    return lower(assign_storage(build_training_graph(model, loss, fusion, trainable), chosen), chosen)
 
 
 def run_program(

@@ -34,7 +34,7 @@ def load_weights(path: Path) -> dict[str, Array]:
     except CorruptInputError as error:
         raise CorruptInputError(one_line(f"{path} cannot be used: {str(error)[:_LONGEST]}")) from error
     except Exception as error:  # whatever a broken file provokes in zipfile, numpy or pickletools is the file's fault
-        reason = one_line((str(error) or type(error).__name__).strip().splitlines()[0].rstrip("."))
+        reason = one_line(f"{type(error).__name__}: {error}".splitlines()[0].rstrip("."))
         raise CorruptInputError(
             f"{path} ({len(data)} bytes) is damaged: {reason[:_LONGEST]}. Copy or save it again."
         ) from error

@@ -14,8 +14,6 @@ from cross.graph import Model, Shape
 from cross.initialise import initial_value
 from cross.weights.element_types import Array
 
-_WRAPPERS = ("module", "state_dict", "model", "net")
-"""What DataParallel, checkpoints and trainers put before every name."""
 _COMPILED = "_orig_mod"
 _COUNTER = "num_batches_tracked"
 _SEPARATORS = re.compile(r"[./]")
@@ -30,23 +28,25 @@ def match_weights(
 ) -> Model:
     """The model with the parameters and states of a weights file in place of its own.
 
-    Names are matched as they are, then without wrappers (`module.`, `_orig_mod.`, ...), then by a suffix that is the only
-    one. Shapes are canonical (OIHW, outputs x inputs, [C] also for [C, 1, 1]). A classifier of another number of classes
-    is not taken: the model gets a fresh one from `seed`, and a note that says so. Raises CompatibilityError, which lists
-    what is missing, unexpected or of another shape.
+    Names are matched as they are, then without what wrappers add (`_orig_mod.`, and whatever all names start with, such
+    as `module.`, `state_dict.`, `model.`), then by a suffix that is the only one. Shapes are canonical (OIHW, outputs x
+    inputs, [C] also for [C, 1, 1]). A classifier of another number of classes is not taken: the model gets a fresh one
+    from `seed`, and a note that says so. Raises CompatibilityError, which lists what is missing, unexpected or of another
+    shape.
     """
     own = {**model.parameters, **model.states}
     stored = {n: a for n, a in tensors.items() if _parts(n)[-1] != _COUNTER and n not in model.constants}
     pairs = _paired(list(own), list(stored))
     fresh = _replaced_classifier(model, own, stored, pairs)
     values, wrong = {}, []
-    for name, other in pairs.items():
-        if name in fresh:
+    for name in own:
+        if name not in pairs or name in fresh:
             continue
-        if _squeezed(stored[other].shape) != _squeezed(own[name].shape):
-            wrong.append(f"{name} has shape {list(stored[other].shape)}, not {list(own[name].shape)}")
+        found, shape = stored[pairs[name]], own[name].shape
+        if _squeezed(found.shape) != _squeezed(shape):
+            wrong.append(f"{name} has shape {list(found.shape)}, not {list(shape)}")
             continue
-        values[name] = np.ascontiguousarray(stored[other], np.float32).reshape(own[name].shape)
+        values[name] = np.ascontiguousarray(found, np.float32).reshape(shape)
     missing = [name for name in own if name not in pairs and name not in fresh]
     unexpected = sorted(set(stored) - set(pairs.values()))
     problems = [f"{what}: {_listed(names)}" for what, names in
@@ -57,7 +57,9 @@ def match_weights(
         )
     notes = list(model.metadata.get("notes", ()))
     if fresh:
-        notes.append(f"{source} has another number of classes than {model.classes}: {', '.join(fresh)} start afresh")
+        notes.append(
+            f"the weights file has another number of classes than {model.classes}: {', '.join(fresh)} start afresh"
+        )
         values |= {name: initial_value(name, own[name].shape, model.inits[name], seed) for name in fresh}
     return replace(
         model,
@@ -72,26 +74,22 @@ def _parts(name: str) -> Path:
 
 
 def _unwrapped(names: Iterable[str]) -> dict[str, Path]:
-    """Each name's parts, without the wrappers that all of them share."""
+    """Each name's parts, without those at the start that all of them share."""
     paths = {name: _parts(name) for name in names}
-    while paths:
-        first = {path[0] for path in paths.values()}
-        if len(first) > 1 or not first.issubset(_WRAPPERS) or any(len(path) == 1 for path in paths.values()):
-            break
+    while len({path[0] for path in paths.values()}) == 1 and all(len(path) > 1 for path in paths.values()):
         paths = {name: path[1:] for name, path in paths.items()}
     return paths
 
 
 def _paired(own: Sequence[str], stored: Sequence[str]) -> dict[str, str]:
     """{the model's name: the file's name}."""
-    exact = {name: name for name in own if name in set(stored)}
-    wanted = {name: _parts(name) for name in own if name not in exact}
-    offered = _unwrapped(name for name in stored if name not in exact)
+    exact = {name: name for name in set(own).intersection(stored)}
+    wanted = {name: path for name, path in _unwrapped(own).items() if name not in exact}
+    offered = {name: path for name, path in _unwrapped(stored).items() if name not in exact}
     by_path = {path: name for name, path in offered.items()}
     bare = {name: by_path[path] for name, path in wanted.items() if path in by_path}
-    taken = set(bare.values())
-    wanted = {name: path for name, path in wanted.items() if name not in bare}
-    offered = {name: path for name, path in offered.items() if name not in taken}
+    for name, other in bare.items():
+        del wanted[name], offered[other]
     return exact | bare | _by_suffix(wanted, offered)
 
 

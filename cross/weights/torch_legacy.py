@@ -38,8 +38,8 @@ def read_torch_legacy(data: bytes) -> dict[str, Array]:
         count, first = int.from_bytes(view[position : position + 8], "little"), position + 8
         if count != seen[key].whole or first + size > len(data):
             raise CorruptInputError(
-                f"storage {key!r} has {seen[key].whole} elements, {count} of them where it is kept, "
-                f"{len(data) - first} bytes before the file ends. Copy it again."
+                f"storage {key!r} of {seen[key].whole} elements is kept as {count} and needs {size} bytes; "
+                f"{max(len(data) - first, 0)} are left. Copy it again."
             )
         parts[key] = view[first : first + size]
         position = first + size

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cross.lower import Kernels, LoweredProgram
+from cross.program_graph import TrainingGraph
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,10 @@ def plan_memory(kernels: Kernels) -> MemoryPlan:
             end += shared[name].bytes
         return offsets, end
 
-    parameters, parameter_bytes = region(in_block_order(kernels, model.parameters))
+    def group(name: str) -> int:
+        return parameter_group(kernels.graph.training, name)
+
+    parameters, parameter_bytes = region(in_block_order(kernels, sorted(model.parameters, key=group)))
     states, state_bytes = region(in_block_order(kernels, model.states))
     constants, constant_bytes = region(model.constants)
     programs = tuple(_plan_program(program, kernels) for program in kernels.programs)
@@ -85,6 +89,16 @@ def in_block_order(kernels: Kernels, names: Iterable[str]) -> list[str]:
     """So that a segment (the parameters of a block) is contiguous."""
     order = blocks_of(kernels)
     return sorted(names, key=lambda name: order.get(name, 0))
+
+
+def parameter_group(training: TrainingGraph, name: str) -> int:
+    """Place inside a segment: 0 trained, two and more dimensions; 1 trained, fewer (biases, norms); 2 frozen.
+
+    So weight decay, gradients and optimizer state are prefixes of a segment.
+    """
+    if name not in training.gradients:
+        return 2
+    return 0 if len(training.model.tensors[name].shape) >= 2 else 1
 
 
 def is_shared(name: str, kernels: Kernels) -> bool:

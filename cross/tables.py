@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cross.graph import Init, Model
 from cross.lower import Kernels, LoweredProgram
-from cross.plan import MemoryPlan, blocks_of
+from cross.plan import MemoryPlan, blocks_of, parameter_group
 from cross.rules.context import gradient_name
 from cross.storage import Storage
 
@@ -155,17 +156,18 @@ def _programs(kernels: Kernels, plan: MemoryPlan, index: dict[tuple[int, str], i
     every = 0
     for segment in range(segments):
         every |= 1 << min(segment, 63)
+    trained = 0
+    for segment, span in enumerate(segment_spans(kernels, plan)):
+        trained |= (span.updated_bytes > 0) << min(segment, 63)
     for number, (program, placed) in enumerate(zip(kernels.programs, plan.programs, strict=True)):
         graph, loss = program.stored.graph, [i for i, c in enumerate(program.calls) if c.phase == "loss"]
         first, end = (loss[0], loss[-1] + 1) if loss else (0, 0)
         edges = [_lookup(index, number, name) for name in (graph.input, graph.target, graph.output, graph.loss)]
-        updated = every if graph.loss else 0
+        updated = trained if graph.loss else 0
         lines.append(
             f"    {{{_text(graph.name)}, calls_{number}, {len(program.calls)}, {first}, {end}, blocks_{number}, "
             f"{placed.fixed.size_bytes}, {placed.batched.size_bytes}, {', '.join(map(str, edges))}, "
-            f"{every}u, {updated}u}},".replace(f"{every}u", f"UINT64_C({every})").replace(
-                f"{updated}u", f"UINT64_C({updated})"
-            )
+            f"UINT64_C({every}), UINT64_C({updated})}},"
         )
     return [*lines, "};", ""]
 
@@ -178,16 +180,29 @@ def _span(offsets: Sequence[tuple[int, int]]) -> tuple[int, int]:
     return start, max(o + s for o, s in offsets) - start
 
 
-def segment_spans(kernels: Kernels, plan: MemoryPlan) -> list[tuple[int, int, int, int]]:
-    """Per block: parameter offset and bytes, state offset and bytes."""
-    block, shared = blocks_of(kernels), kernels.graph.shared
+class SegmentSpan(NamedTuple):
+    """One taste_segment without its name; `decayed_bytes` and `updated_bytes` are prefixes of `parameter_bytes`."""
+
+    parameter_offset: int
+    parameter_bytes: int
+    decayed_bytes: int
+    updated_bytes: int
+    state_offset: int
+    state_bytes: int
+
+
+def segment_spans(kernels: Kernels, plan: MemoryPlan) -> list[SegmentSpan]:
+    """Per block: its parameters, those that are trained and decayed (see plan.parameter_group), its states."""
+    block, shared, training = blocks_of(kernels), kernels.graph.shared, kernels.graph.training
     spans = []
-    for number in range(len(kernels.graph.training.model.blocks)):
-        own = [
-            [(o, shared[n].bytes) for n, o in offsets.items() if block.get(n, 0) == number]
-            for offsets in (plan.parameters, plan.states)
-        ]
-        spans.append((*_span(own[0]), *_span(own[1])))
+    for number in range(len(training.model.blocks)):
+        own = [n for n in plan.parameters if block.get(n, 0) == number]
+        groups = [(parameter_group(training, n), plan.parameters[n], shared[n].bytes) for n in own]
+        (start, whole), (_, updated), (_, decayed) = (
+            _span([(offset, size) for group, offset, size in groups if group <= last]) for last in (2, 1, 0)
+        )
+        states = _span([(o, shared[n].bytes) for n, o in plan.states.items() if block.get(n, 0) == number])
+        spans.append(SegmentSpan(start, whole, decayed, updated, states[0], states[1]))
     return spans
 
 
@@ -203,7 +218,7 @@ def _model(
     kernels: Kernels, plan: MemoryPlan, build_id: str, seed: int, index: dict[tuple[int, str], int]
 ) -> list[str]:
     model, target = kernels.graph.training.model, kernels.target
-    scalars = [_lookup(index, SHARED_PROGRAM, name) for name in ("loss_scale", "dropout_counter")]
+    scalars = [_lookup(index, SHARED_PROGRAM, name) for name in ("loss_scale", "label_smoothing", "dropout_counter")]
     shape = model.input_shape
     fields = [
         "TASTE_TABLE_VERSION", _text(model.name), _text(target.name), _text(" ".join(target.features)),
@@ -215,4 +230,4 @@ def _model(
     return ["const taste_model taste_model_table = {", "    " + ", ".join(str(f) for f in fields) + ",", "};"]
 
 
-__all__ = ["emit_tables", "minimum_batch", "segment_spans"]
+__all__ = ["SegmentSpan", "emit_tables", "minimum_batch", "segment_spans"]

@@ -19,6 +19,9 @@ from device_runtime.weights import read_weights, write_weights
 FORWARD, LOSS, BACKWARD = 1, 2, 4
 """Phases of `Trainer.run`, to be added up."""
 
+OPTIMIZERS = ("sgd", "adam", "adamw")
+"""In the order of taste_optimizer."""
+
 Array = np.ndarray[Any, Any]
 
 
@@ -39,6 +42,7 @@ class Trainer:
 
     weights: safetensors file to start from; None: seeded initial weights (`seed`, default the model's own).
     threads, cores: default all cores that this process may use; the calling thread is pinned only while a call lasts.
+    slots: floats of optimizer state a parameter (SGD 0, with momentum 1, Adam 2).
     accumulate: room for accumulated gradients (`gradients` several times, then one `update`).
     programs: those that will be run. All memory is taken here: nothing grows later.
 
@@ -54,7 +58,7 @@ class Trainer:
         seed: int | None = None,
         threads: int | None = None,
         cores: Sequence[int] | None = None,
-        momentum: bool = True,
+        slots: int = 1,
         accumulate: bool = False,
         programs: Sequence[str] = ("train", "eval"),
     ) -> None:
@@ -72,7 +76,7 @@ class Trainer:
         if weights is not None:
             self.load_weights(weights)
         self._open_pool(count, cores)
-        self._open_session(programs, momentum, accumulate)
+        self._open_session(programs, slots, accumulate)
 
     def _open_parameters(self, seed: int | None) -> None:
         out = self._ffi.new("taste_parameters **")
@@ -91,10 +95,10 @@ class Trainer:
         self._check(self._c.taste_pool_start(count, named, self._pool_block, size, out, self._error))
         self._pool = out[0]
 
-    def _open_session(self, programs: Sequence[str], momentum: bool, accumulate: bool) -> None:
+    def _open_session(self, programs: Sequence[str], slots: int, accumulate: bool) -> None:
         model = self.library.model
         uses = self._ffi.new("taste_use[]", [(self.library.find_program(p).index, self.batch_size) for p in programs])
-        options = self._ffi.new("taste_session_options *", (int(momentum), int(accumulate)))
+        options = self._ffi.new("taste_session_options *", (slots, int(accumulate)))
         size, out = self._ffi.new("size_t *"), self._ffi.new("taste_session **")
         try:
             self._check(self._c.taste_session_bytes(model, uses, len(uses), options, size, self._error))
@@ -133,24 +137,16 @@ class Trainer:
 
     # Steps
 
-    def step(
-        self,
-        x: Array,
-        y: Array,
-        *,
-        learning_rate: float,
-        momentum: float = 0.0,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
-        gradient_clip: float = 0.0,
-    ) -> Step:
-        """One SGD step (PyTorch's semantics) on x float32 [n, *input_shape] and y int32 [n] or float32 [n, ...].
+    def step(self, x: Array, y: Array, *, learning_rate: float, **hyper: Any) -> Step:
+        """One optimizer step on x float32 or int32 [n, *input_shape] and y int32 [n, ...] or float32 [n, ...].
 
+        hyper, all with PyTorch's meaning and defaults: optimizer "sgd" (default), "adam" or "adamw"; momentum, nesterov;
+        betas, epsilon; weight_decay, no_decay_norm (none for biases and norms); gradient_clip (L2 norm, 0: none).
         DeviceError 15: the loss or a gradient is NaN or Inf.
         """
         rows, x, y = self._batch(x, y)
-        hyper = self._hyper(learning_rate, momentum, nesterov, weight_decay, gradient_clip)
-        arguments = (self._index("train"), rows, self._address(x), self._address(y), hyper, self._step)
+        scalars = self._hyper(learning_rate, **hyper)
+        arguments = (self._index("train"), rows, self._address(x), self._address(y), scalars, self._step)
         return self._stepped(self._c.taste_session_step, *arguments)
 
     def gradients(self, x: Array, y: Array, *, effective_batch: int | None = None) -> Step:
@@ -160,18 +156,19 @@ class Trainer:
         arguments = (self._index("train"), rows, samples, self._address(x), self._address(y), self._step)
         return self._stepped(self._c.taste_session_gradients, *arguments)
 
-    def update(
-        self,
-        *,
-        learning_rate: float,
-        momentum: float = 0.0,
-        nesterov: bool = False,
-        weight_decay: float = 0.0,
-        gradient_clip: float = 0.0,
-    ) -> Step:
-        """One optimizer step from the gradients; accumulated ones start anew."""
-        hyper = self._hyper(learning_rate, momentum, nesterov, weight_decay, gradient_clip)
-        return self._stepped(self._c.taste_session_update, self._index("train"), hyper, self._step)
+    def update(self, *, learning_rate: float, **hyper: Any) -> Step:
+        """One optimizer step from the gradients (`hyper` as in `step`); accumulated ones start anew."""
+        scalars = self._hyper(learning_rate, **hyper)
+        return self._stepped(self._c.taste_session_update, self._index("train"), scalars, self._step)
+
+    def set_step(self, step: int, *, seed: int | None = None) -> None:
+        """Optimizer steps done so far, for Adam's bias correction and the dropout masks; a new trainer is at 0."""
+        self._c.taste_session_set_step(self._session, self.library.seed if seed is None else seed, step)
+
+    def set_label_smoothing(self, smoothing: float) -> None:
+        """Share of the target spread over all classes. DeviceError 2: the model's loss has none."""
+        with self._lock:
+            self._check_session(self._c.taste_session_set_label_smoothing(self._session, smoothing))
 
     def predict(self, x: Array) -> Array:
         """Outputs float32 [n, classes] of x float32 [n, *input_shape] by the program `eval`."""
@@ -253,11 +250,21 @@ class Trainer:
 
     def gradient(self, name: str) -> Array:
         """The gradient of the parameter called `name` (the accumulated one while the trainer accumulates)."""
-        return self._of_parameter(self._c.taste_gradient_read, name)
+        values = np.empty(self.library.find_tensor(name).shape, np.float32)
+        with self._lock:
+            out = self._ffi.from_buffer("float[]", values)
+            self._check_session(self._c.taste_gradient_read(self._session, name.encode(), values.size, out))
+        return values
 
-    def momentum(self, name: str) -> Array:
-        """The optimizer's momentum of the parameter called `name`."""
-        return self._of_parameter(self._c.taste_momentum_read, name)
+    def slot(self, name: str, slot: int = 0) -> Array:
+        """Optimizer state of the parameter called `name`: slot 0 momentum or Adam's m, slot 1 Adam's v."""
+        tensor = self.library.find_tensor(name)
+        values = np.empty(tensor.shape, np.float32)
+        index, out = self.library.tensors.index(tensor), self._ffi.from_buffer("float[]", values)
+        with self._lock:
+            if self._c.taste_slot_read(self._session, slot, index, 0, values.size, out) != 0:
+                raise DeviceError(f"this session has no slot {slot} of {name!r}. Open it with more slots.", 2)
+        return values
 
     # Files
 
@@ -293,7 +300,7 @@ class Trainer:
 
     def _batch(self, x: Array, y: Array | None) -> tuple[int, Array, Any]:
         """Contiguous arrays of the right type, checked against the model's shapes."""
-        x = np.ascontiguousarray(x, np.float32)
+        x = np.ascontiguousarray(x, self.library.find_tensor(self.library.programs["train"].input, "train").dtype)
         if x.shape[1:] != self.library.input_shape:
             expected = ", ".join(map(str, self.library.input_shape))
             raise DeviceError(f"x has shape {list(x.shape)}, the model takes [n, {expected}]. Reshape it.", 2)
@@ -313,15 +320,24 @@ class Trainer:
     def _address(self, array: Array) -> Any:
         return self._ffi.cast("void *", array.ctypes.data)
 
-    def _hyper(self, learning_rate: float, momentum: float, nesterov: bool, decay: float, clip: float) -> Any:
-        return self._ffi.new("taste_hyper *", (learning_rate, momentum, decay, clip, int(nesterov)))
-
-    def _of_parameter(self, read: Any, name: str) -> Array:
-        values = np.empty(self.library.find_tensor(name).shape, np.float32)
-        with self._lock:
-            status = read(self._session, name.encode(), values.size, self._ffi.from_buffer("float[]", values))
-            self._check_session(status)
-        return values
+    def _hyper(
+        self,
+        learning_rate: float,
+        *,
+        optimizer: str = "sgd",
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = 1e-8,
+        weight_decay: float = 0.0,
+        no_decay_norm: bool = False,
+        gradient_clip: float = 0.0,
+    ) -> Any:
+        if optimizer not in OPTIMIZERS:
+            raise DeviceError(f"unknown optimizer {optimizer!r}. Use one of {', '.join(OPTIMIZERS)}.", 2)
+        rule = OPTIMIZERS.index(optimizer)
+        sgd = (learning_rate, momentum, weight_decay, gradient_clip, int(nesterov))
+        return self._ffi.new("taste_hyper *", (*sgd, rule, *betas, epsilon, int(no_decay_norm)))
 
     def _stepped(self, function: Any, *arguments: Any) -> Step:
         with self._lock:

@@ -46,7 +46,7 @@ def read_weights(library: Library, path: Path) -> dict[str, Array]:
 def write_weights(library: Library, path: Path, values: Mapping[str, Array]) -> None:
     """Writes parameters and states in the order of the tables. The file appears only when it is whole."""
     ffi, functions = library.ffi, library.functions
-    arguments = (library.model, _PARAMETERS_AND_STATES, ffi.NULL)
+    arguments = (library.model, _PARAMETERS_AND_STATES, 0, ffi.NULL)
     size = functions.taste_safetensors_header(*arguments, 0, ffi.NULL)
     header = bytearray(size)
     functions.taste_safetensors_header(*arguments, size, ffi.from_buffer("char[]", header))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.native_builds import Toolchain, build_main
 from tests.needs import NEEDS, data_folder, unmet
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -101,5 +102,20 @@ def built() -> Callable[..., Path]:
             build(load_model(model, **options), find_target(target), out)
             done[name] = out
         return done[name]
+
+    return build_once
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Toolchain, str], Path]:
+    """`build(toolchain, what) -> Path`: one of tests.native_builds.MAINS, made once."""
+    folder = tmp_path_factory.mktemp("native")
+    done: dict[str, Path] = {}
+
+    def build_once(toolchain: Toolchain, what: str) -> Path:
+        key = f"{toolchain.name}-{what}".replace(" ", "")
+        if key not in done:
+            done[key] = build_main(toolchain, what, folder / key)
+        return done[key]
 
     return build_once

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 NATIVE, TESTS = ROOT / "native", ROOT / "tests" / "native"
@@ -23,6 +25,16 @@ FUZZ_SAFETENSORS = [
     *(NATIVE / "src" / f"{n}.c" for n in ("safetensors", "error", "generator")),
 ]
 FAULT_LOOP = [TESTS / "fault_loop.c", *(source for source in PROGRAM if source.name != "main.c")]
+
+CHECKPOINT_LOOP = [TESTS / "checkpoint_loop.c", *(source for source in PROGRAM if source.name != "main.c")]
+MAINS = {
+    "checks": (MODEL, CHECKS),
+    "taste-train": (MODEL, PROGRAM),
+    "taste-train-other-cpu": (MODEL_OF_ANOTHER_CPU, PROGRAM),
+    "fault-loop": (MODEL, FAULT_LOOP),
+    "checkpoint-loop": (MODEL, CHECKPOINT_LOOP),
+}
+"""What the fixture `build` makes, by name; a name may be followed by `-D` flags."""
 
 INPUTS, HIDDEN, CLASSES = 40, 1002, 5
 """Sizes of the test model (tests/native/mlp.h)."""
@@ -62,3 +74,29 @@ def compile_c(toolchain: Toolchain, sources: Sequence[Path], out: Path, *extra: 
     result = subprocess.run([*command, "-lm", "-lpthread"], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-4000:]
     return out
+
+
+def build_main(toolchain: Toolchain, what: str, out: Path) -> Path:
+    """One of MAINS; "taste-train -DTASTE_PLANT_SKIP_HASH" with a define."""
+    name, *defines = what.split()
+    model, main = MAINS[name]
+    return compile_c(toolchain, LIBRARY + model + main, out, *defines)
+
+
+def run(program: Path, *arguments: object, emulator: tuple[str, ...] = ()) -> tuple[int, list[dict[str, Any]], str]:
+    command = [*emulator, str(program), *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return result.returncode, [json.loads(line) for line in result.stdout.splitlines()], result.stderr
+
+
+def succeed(program: Path, *arguments: object, emulator: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    code, events, stderr = run(program, *arguments, emulator=emulator)
+    assert (code, stderr) == (0, "")
+    return events
+
+
+def refuse(code: int, words: str, program: Path, *arguments: object) -> None:
+    got, events, stderr = run(program, *arguments)
+    assert (got, words in stderr) == (code, True), (got, stderr)
+    assert stderr.startswith("error: ") and stderr.count("\n") == 1
+    assert events[-1] == {"event": "error", "exit_code": code, "message": stderr[len("error: ") : -1]}

@@ -104,7 +104,92 @@ def test_accumulated_micro_batches_are_one_batch(library: Library, batch: tuple[
         assert np.allclose(parts.gradient("hidden.weight"), whole.gradient("hidden.weight"), rtol=1e-5, atol=1e-7)
         parts.update(learning_rate=0.1, momentum=0.9)
         whole.update(learning_rate=0.1, momentum=0.9)
-        assert np.allclose(parts.momentum("head.bias"), whole.momentum("head.bias"), rtol=1e-5, atol=1e-7)
+        assert np.allclose(parts.slot("head.bias"), whole.slot("head.bias"), rtol=1e-5, atol=1e-7)
+
+
+def torch_mlp(torch: Any, start: dict[str, Array]) -> tuple[Any, Any]:
+    """The test model in PyTorch, float32: its parameters, and a function x -> logits."""
+    w = {name: torch.tensor(values, requires_grad=True) for name, values in start.items() if name != "scale.mean"}
+
+    def forward(x: Any) -> Any:
+        hidden = torch.relu(x.flatten(1) @ w["hidden.weight"].T + w["hidden.bias"])
+        return 1.25 * hidden @ w["head.weight"].T + w["head.bias"]
+
+    return w, forward
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize(
+    ("optimizer", "ours", "theirs"),
+    [
+        ("sgd", {"momentum": 0.9, "nesterov": True}, {"momentum": 0.9, "nesterov": True}),
+        ("sgd", {"momentum": 0.8}, {"momentum": 0.8}),
+        ("adam", {"betas": (0.8, 0.99)}, {"betas": (0.8, 0.99)}),
+        ("adamw", {"epsilon": 1e-6}, {"eps": 1e-6}),
+    ],
+)
+@pytest.mark.parametrize("no_decay_norm", [False, True])
+def test_optimizers_are_those_of_torch(
+    library: Library,
+    batch: tuple[Array, Array],
+    optimizer: str,
+    ours: dict[str, Any],
+    theirs: dict[str, Any],
+    no_decay_norm: bool,
+) -> None:
+    import torch
+
+    x, y = batch
+    with Trainer(library, ROWS, slots=2) as trainer:
+        w, forward = torch_mlp(torch, trainer.parameters())
+        flat = [p for p in w.values() if p.dim() < 2]
+        deep = [p for p in w.values() if p.dim() >= 2]
+        groups = [{"params": deep}, {"params": flat, "weight_decay": 0.0 if no_decay_norm else 0.05}]
+        kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer]
+        reference = kind(groups, lr=0.003, weight_decay=0.05, **theirs)
+        trainer.set_label_smoothing(0.1)
+        for step in range(6):
+            rate = 0.003 * (1 - step / 10)
+            for group in reference.param_groups:
+                group["lr"] = rate
+            reference.zero_grad()
+            loss = torch.nn.functional.cross_entropy(
+                forward(torch.tensor(x)), torch.tensor(y, dtype=torch.long), label_smoothing=0.1
+            )
+            loss.backward()
+            done = trainer.gradients(x, y)
+            assert done.loss == pytest.approx(loss.item(), rel=1e-5)
+            # Adam divides by the gradient's size: where that is rounding, so is the step. Both go on from one gradient.
+            for name, parameter in w.items():
+                ours_now = trainer.gradient(name)
+                assert np.allclose(ours_now, parameter.grad.numpy(), rtol=1e-4, atol=1e-6)
+                parameter.grad = torch.tensor(ours_now)
+            reference.step()
+            trainer.update(
+                learning_rate=rate, optimizer=optimizer, weight_decay=0.05, no_decay_norm=no_decay_norm, **ours
+            )
+        for name, expected in w.items():
+            assert np.allclose(trainer.read_parameter(name), expected.detach().numpy(), rtol=1e-6, atol=1e-6), name
+        if optimizer != "sgd":
+            second = reference.state[w["head.weight"]]["exp_avg_sq"].numpy()
+            assert np.allclose(trainer.slot("head.weight", 1), second, rtol=1e-4, atol=1e-9)
+
+
+def test_frozen_parameters_stay_and_take_no_state(tmp_path: Path, batch: tuple[Array, Array]) -> None:
+    toolchain = zig("x86_64-linux-gnu.2.17", *SHARED, "-DFREEZE_HEAD_BIAS")
+    frozen = load_library(compile_c(toolchain, LIBRARY + MODEL, tmp_path / "libtaste.so"))
+    x, y = batch
+    with Trainer(frozen, ROWS, slots=2) as trainer:
+        trainer.write_parameter("head.bias", np.arange(CLASSES, dtype=np.float32))
+        before = trainer.parameters()
+        trainer.step(x, y, learning_rate=0.1, optimizer="adamw", weight_decay=0.1, gradient_clip=1.0)
+        after = trainer.parameters()
+        changed = {name for name in before if not np.array_equal(before[name], after[name])}
+        assert changed == {"hidden.weight", "hidden.bias", "head.weight", "scale.mean"}
+        for read in (trainer.gradient, trainer.slot):
+            with pytest.raises(DeviceError) as caught:
+                read("head.bias")
+            assert caught.value.exit_code == 2
 
 
 def test_weights_go_out_and_in(library: Library, tmp_path: Path) -> None:
@@ -138,6 +223,9 @@ def test_errors_are_exceptions_with_the_exit_code(library: Library, batch: tuple
             (2, "x has shape", lambda: trainer.predict(x[:, :1])),
             (2, "'y' is given with shape", lambda: trainer.step(x[:2], y[:3], learning_rate=0.1)),
             (2, "'y' is given as float64", lambda: trainer.step(x[:2], y[:2] * 1.0, learning_rate=0.1)),
+            (2, "unknown optimizer", lambda: trainer.step(x[:2], y[:2], learning_rate=0.1, optimizer="lion")),
+            (2, "needs 2 slots", lambda: trainer.step(x[:2], y[:2], learning_rate=0.1, optimizer="adam")),
+            (2, "label smoothing 1", lambda: trainer.set_label_smoothing(1.0)),
             (2, "has label 5", lambda: trainer.step(x[:2], y[:2] * 0 + 5, learning_rate=0.1)),
             (2, "batch size 0", lambda: trainer.predict(x[:0])),
             (2, "no tensor 'nothing'", lambda: trainer.read_parameter("nothing")),

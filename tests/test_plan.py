@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cross.load_model import load_model
 from cross.lower import LoweredProgram
-from cross.plan import Arena, Lifetime, place, plan_memory
+from cross.plan import Arena, Lifetime, blocks_of, place, plan_memory
+from cross.tables import segment_spans
 from tests.run_program import lower_model
 
 
@@ -57,6 +60,27 @@ def test_parameters_of_a_block_are_one_segment() -> None:
     ends = sorted((offset, offset + kernels.graph.shared[name].bytes) for name, offset in plan.parameters.items())
     assert ends[0][0] == 0 and ends[-1][1] == plan.parameter_bytes
     assert all(a[1] == b[0] for a, b in zip(ends, ends[1:], strict=False))
+
+
+def test_a_segment_is_decayed_then_other_then_frozen_parameters() -> None:
+    kernels = lower_model(load_model("resnet8"))
+    training, shared = kernels.graph.training, kernels.graph.shared
+    trained = {n: g for n, g in training.gradients.items() if not n.endswith("weight") or "bn" in n or "conv2" in n}
+    graph = replace(kernels.graph, training=replace(training, gradients=trained))
+    partly = replace(kernels, graph=graph)
+    plan = plan_memory(partly)
+    block, shapes = blocks_of(partly), {n: training.model.tensors[n].shape for n in plan.parameters}
+    seen = set()
+    for number, span in enumerate(segment_spans(partly, plan)):
+        own = [n for n in plan.parameters if block[n] == number]
+        start = span.parameter_offset
+        for name in own:
+            end = plan.parameters[name] - start + shared[name].bytes
+            decayed, updated = name in trained and len(shapes[name]) > 1, name in trained
+            assert (end <= span.decayed_bytes, end <= span.updated_bytes) == (decayed, updated), name
+            seen.add((decayed, updated))
+        assert span.decayed_bytes <= span.updated_bytes <= span.parameter_bytes
+    assert seen == {(True, True), (False, True), (False, False)}
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 20), st.integers(0, 20)), max_size=25))

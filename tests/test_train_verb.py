@@ -1,217 +1,220 @@
-"""`train` through the command line, with a program that stands in for the board's: what is sent, shown, left, resumed."""
+"""taste-train train: packed data, order, augmentation, schedules, evaluation, accumulation, and what it refuses."""
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
-from host_control.cli import main
-from host_control.training.view import TrainView
-from tests.fake_trainer import write_trainer
+from tests.native_builds import CLASSES, HOST, refuse, run, succeed
+from tests.packed_data import (
+    MEAN,
+    STD,
+    augmented,
+    keyed_order,
+    normalised,
+    pack,
+)
+from tests.test_native import make_weights, reference_step
+
+Array = np.ndarray[Any, Any]
+COUNT = 23
+
+
+@pytest.fixture(scope="session")
+def program(build: Callable[..., Path]) -> Path:
+    return build(HOST, "taste-train")
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
-    """40 gray images of 8x8 in two named classes, 8 to test on."""
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (48, 8, 8), np.uint8)
-    y = np.arange(48) % 2
-    file = tmp_path / "data.npz"
-    np.savez(file, x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:], classes=np.array(["cat", "dog"]))
-    return file
+def images() -> tuple[Array, Array]:
+    random = np.random.default_rng(8)
+    x = random.integers(0, 256, (COUNT, 2, 4, 5)).astype(np.uint8)
+    return x, random.integers(0, CLASSES, COUNT).astype(np.int32)
 
 
-@pytest.fixture(autouse=True)
-def frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs and boards in the test's own folder, and the fake program in place of a build."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TASTE_CACHE", str(tmp_path / "cache"))
-    use(tmp_path, monkeypatch)
+@pytest.fixture
+def packed(images: tuple[Array, Array], tmp_path: Path) -> Path:
+    return pack(tmp_path / "train.safetensors", *images)
 
 
-def use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
-    built = write_trainer(tmp_path / "fake", **settings)
-    monkeypatch.setattr("host_control.verbs.train.build_imported", lambda *_: (built, None))
+def steps_of(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [e for e in events if e["event"] == "step"]
 
 
-def train(capsys: pytest.CaptureFixture[str], *words: object, lines: bool = True) -> tuple[int, list[Any], str]:
-    """Exit code, JSON lines (or lines of text) and stderr."""
-    fixed = ["train", "--model", "mlp", "--batch-size", "4", "--effective-batch", "10", "--steps", "20"]
-    code = main([*fixed, *map(str, words), *(["--json"] if lines else [])])
-    out, err = capsys.readouterr()
-    return code, [json.loads(line) if lines else line for line in out.splitlines()], err
+@pytest.mark.parametrize("count", [1, 2, 3, 17, 64, 1000, 4097])
+def test_the_order_is_a_permutation(count: int) -> None:
+    """Of the twin in Python; the next test shows that the program has the same."""
+    orders = [keyed_order(seed, epoch, count) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    if count > 60:
+        assert all(np.mean(a == b) < 0.1 for a, b in zip(orders, orders[1:] + orders[:1], strict=True))
+        assert abs(np.corrcoef(orders[0], np.arange(count))[0, 1]) < 0.35
 
 
-def calls(tmp_path: Path) -> list[list[str]]:
-    """The command lines of `train` that the program got."""
-    found = [json.loads(line) for file in tmp_path.rglob("*.calls") for line in file.read_text().splitlines()]
-    return [words for words in found if words[0] == "train"]
-
-
-def test_a_run_leaves_weights_result_and_records(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("augment", ["none", "flip", "crop-flip", "crop-flip-cutout"])
+def test_epochs_follow_numpy(
+    program: Path, images: tuple[Array, Array], packed: Path, tmp_path: Path, augment: str
 ) -> None:
-    out = tmp_path / "run"
-    code, lines, err = train(capsys, "--data", data, "--out", out)
-    assert (code, err) == (0, "")
-    kinds = [line["event"] for line in lines]
-    assert kinds.count("step") == 20 and kinds.count("eval") == 2 and kinds[-1] == "result"
-    plan = next(line for line in lines if line["event"] == "schedule")
-    assert plan["micro_batches"] == [4, 4, 2] and plan["planned_bytes"] == (1 << 20) + 4 * 1000
-    result = lines[-1]
-    expected = {"verb": "train", "test_accuracy": 0.75, "loss": 0.05, "epochs": 2.0, "batch_size": 4}
-    assert expected.items() <= result.items() and result["effective_batch"] == 10 and result["classes"] == 2
-    assert json.loads((out / "result.json").read_text())["sha256"] == result["sha256"]
-    names = {path.name for path in out.iterdir()}
-    assert {"weights.safetensors", "metrics.jsonl", "metrics.csv", "curves.png", "options.json"} <= names
-    assert not [name for name in names if name.endswith(".part")]
-    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert len(list(csv.DictReader((out / "metrics.csv").read_text().splitlines()))) == 22
-    options = json.loads((out / "options.json").read_text())
-    assert options["data"]["classes"] == ["cat", "dog"] and options["data"]["shape"] == [1, 8, 8]
-    assert options["batch_size_from"] == "flag" and options["options"]["lr"] > 0
-    (words,) = calls(tmp_path)
-    assert "--resume" not in words and "--weights" not in words, "a fresh zoo model is seeded on the board"
-    sent = Path(words[words.index("--samples") + 1])
-    assert sent.name == "train.safetensors" and sent.is_file()
-    assert not list((tmp_path / "build" / "boards" / "local" / "runs").iterdir()), "what was fetched does not stay"
+    """Two and a half epochs in effective batches of 9 (tails of 5) and micro-batches of 4, in the order of the keys."""
+    x, y = images
+    weights = make_weights(3)
+    save_file(weights, tmp_path / "start")
+    exact = {name: values.astype(np.float64) for name, values in weights.items() if name != "scale.mean"}
+    arguments = ("train", "--samples", packed, "--weights", tmp_path / "start", "--batch-size", 4, "--seed", 5)
+    arguments += ("--effective-batch", 9, "--lr", 0.02, "--epochs", 2.5, "--augment", augment)
+    arguments += ("--schedule", "cosine", "--warmup", 0.25, "--save", tmp_path / "end")
+    events = succeed(program, *arguments)
+    rates, losses, epochs = [], [], []
+    total = 8  # 2.5 epochs of 3 steps
+    for step in range(total):
+        epoch, first = step // 3, step % 3 * 9
+        order = keyed_order(5, epoch, COUNT)
+        positions = np.arange(first, min(first + 9, COUNT))
+        rows = order[positions]
+        batch = np.stack([augmented(x[r], augment, 5, epoch, int(p)) for r, p in zip(rows, positions, strict=True)])
+        loss, gradients = reference_step(exact, batch, y[rows])
+        rate = 0.02 * (step + 1) / 2 if step < 2 else 0.01 * (1 + np.cos(np.pi * (step - 2) / (total - 2)))
+        for name in exact:
+            exact[name] -= rate * gradients[name]
+        losses.append(loss)
+        rates.append(rate)
+        epochs.append(epoch + (positions[-1] + 1) / COUNT)
+    steps = steps_of(events)
+    assert [e["lr"] for e in steps] == pytest.approx(rates, rel=1e-6)
+    assert [e["epoch"] for e in steps] == pytest.approx(epochs)
+    assert [e["loss"] for e in steps] == pytest.approx(losses, rel=1e-4)
+    saved = load_file(tmp_path / "end")
+    for name in exact:
+        assert np.linalg.norm(saved[name] - exact[name]) <= 1e-5 * np.linalg.norm(exact[name])
+    result = events[-1]
+    assert (result["steps"], result["epochs"]) == (total, pytest.approx(epochs[-1]))
+    assert 0 <= steps[-1]["accuracy"] <= 1 and result["samples_per_s"] > 0
 
 
-def test_output_for_people(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, lines, _ = train(capsys, "--data", data, "--out", tmp_path / "run", lines=False)
-    text = "\n".join(lines)
-    assert code == 0
-    assert "40 samples of 1x8x8 to train on, 8 to test on; 2 classes (cat, dog)" in text
-    assert "effective batch 10 = 2 x 4 + 2 micro-batches" in text and "memory: 1.0 MiB planned" in text
-    assert "epoch 0.10 of 5, loss 1.0000, accuracy 50.0%, lr 0.1, 50.0 samples/s, 4 s left, 62 C" in text
-    assert "epoch 1: test loss 0.5000, accuracy 75.0% of 4" in text
-    assert "test accuracy 75.00%" in text and "export --run" in text
-
-
-def test_ctrl_c_saves_on_the_board_and_the_same_command_goes_on(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_normalised_bytes_have_the_same_bits_as_numpy(
+    program: Path, images: tuple[Array, Array], tmp_path: Path
 ) -> None:
-    use(tmp_path, monkeypatch, pause=0.05)
-    out, show = tmp_path / "run", TrainView.show
-
-    def interrupted(self: TrainView, event: Mapping[str, Any]) -> None:
-        show(self, event)
-        if event.get("step") == 5 and event["event"] == "step":
-            monkeypatch.setattr(TrainView, "show", show)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(TrainView, "show", interrupted)
-    code, lines, err = train(capsys, "--data", data, "--out", out)
-    assert code == 130 and "has saved where it was" in err and f"--out {out} --resume" in err
-    assert [line for line in lines if line["event"] == "checkpoint"]
-    assert not (out / "weights.safetensors").exists()
-    code, lines, err = train(capsys, "--data", data, "--out", out, "--resume", "--batch-size", "5")
-    assert (code, err) == (0, "")
-    assert lines[-1]["batch_size"] == 5 and calls(tmp_path)[-1][-1] == "--resume"
-    records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    steps = [record["step"] for record in records if record["event"] == "step"]
-    assert steps == list(range(1, 21))
-    code, _, err = train(capsys, "--data", data, "--out", out, "--resume")
-    assert code == 2 and "is finished" in err
-
-
-def test_the_newest_unfinished_run_of_the_same_flags_goes_on(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = train(capsys, "--data", data, "--lr", "99")
-    assert code == 15 and err == "error: step 2: loss is not finite. Lower the learning rate.\n"
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert json.loads((folder / "train.json").read_text())["complete"] is False
-    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
-    code, _, err = train(capsys, "--data", data, "--lr", "99", "--resume")
-    assert code == 15 and len(list((tmp_path / "runs").iterdir())) == 1
-    code, _, err = train(capsys, "--data", data, "--lr", "98", "--resume")
-    assert code == 2 and "no unfinished run with these flags" in err
-    code, _, err = train(capsys, "--data", data, "--lr", "98", "--out", folder)
-    assert code == 2 and "was begun with --lr 99.0, not 98.0" in err
-
-
-def test_other_data_than_the_run_began_with_is_refused(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train(capsys, "--data", data, "--lr", "99", "--out", tmp_path / "run")[0] == 15
-    with np.load(data) as stored:
-        arrays = dict(stored)
-    arrays["x_train"][0, 0, 0] ^= 1
-    np.savez(data, **arrays)
-    code, _, err = train(capsys, "--data", data, "--lr", "99", "--out", tmp_path / "run")
-    assert code == 13 and "the data is not what the run was begun with" in err
-
-
-def test_weights_that_arrive_changed_are_not_kept(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use(tmp_path, monkeypatch, honest=False)
-    code, _, err = train(capsys, "--data", data, "--out", tmp_path / "run")
-    assert code == 14 and "the board says 0000000000000000" in err
-    assert not [path for path in (tmp_path / "run").iterdir() if "weights" in path.name]
-
-
-def test_dry_run(data: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, lines, _ = train(capsys, "--data", data, "--dry-run")
-    assert code == 0 and lines[-1]["updates"] == 20 and not (tmp_path / "runs").exists()
-    rows = lines[-1]["schedule"]
-    assert [(row["epoch"], row["updates"], row["batch_size"], row["effective_batch"]) for row in rows] == [
-        (epoch, 4, 4, 10) for epoch in range(5)
-    ]
-    code, _, err = train(capsys, "--data", data, "--dry-run", "--batch-size", "auto")
-    assert code == 2 and "Give --batch-size N" in err
+    """One multiply and one add in float32: the packed file and the float32 file of the same values give the same run."""
+    x, y = images
+    pack(tmp_path / "packed", x, y)
+    save_file({"x": normalised(x), "y": y}, tmp_path / "floats")
+    for name in ("packed", "floats"):
+        succeed(program, "eval", "--samples", tmp_path / name, "--batch-size", 4, "--logits", tmp_path / f"{name}.out")
+    outs = [load_file(tmp_path / f"{name}.out")["logits"] for name in ("packed", "floats")]
+    assert np.array_equal(*outs)
+    limited = succeed(program, "eval", "--samples", tmp_path / "packed", "--batch-size", 4, "--limit", 6)
+    assert limited[-1]["samples"] == 6
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    ("schedule", "rate"),
     [
-        (("--classes", "3"), 2, "--classes 3, but .* has 2: cat, dog. Leave --classes out"),
-        (("--effective-batch", "3"), 2, "smaller than --batch-size 4"),
-        (("--effective-batch", "41"), 2, "more than the 40 training samples"),
-        (("--lr", "-1"), 2, "-1 is not above zero"),
-        (("--lr", "nan"), 2, "not a finite number"),
-        (("--warmup", "1.5"), 2, "not from 0 to below 1"),
-        (("--batch-size", "many"), 2, "not a whole number"),
-        (("--board", "recorded:none.json"), 2, "no recorded table"),
-        (("--input-shape", "1,9,9,9"), 2, "the model takes samples of 1x9x9x9, .* is packed as 1x8x8"),
-        (("--resume", "--out", "empty"), 2, "holds no run to go on with"),
+        (("constant",), lambda step: 0.1),
+        (("linear",), lambda step: 0.1 * (1 - step / 12)),
+        (("step", "--step-every", 2, "--step-gamma", 0.5), lambda step: 0.1 * 0.5 ** (step // 3 // 2)),
     ],
 )
-def test_bad_flags_are_one_line(
-    words: tuple[str, ...], code: int, message: str, data: Path, capsys: pytest.CaptureFixture[str]
+def test_schedules(program: Path, packed: Path, schedule: tuple[Any, ...], rate: Callable[[int], float]) -> None:
+    arguments = ("train", "--samples", packed, "--batch-size", 8, "--lr", 0.1, "--epochs", 4, "--report-rate", 1e9)
+    events = succeed(program, *arguments, "--schedule", *schedule)
+    assert [e["lr"] for e in steps_of(events)] == pytest.approx([rate(step) for step in range(12)], rel=1e-6)
+
+
+def test_evaluation_in_between_and_at_the_end(
+    program: Path, images: tuple[Array, Array], packed: Path, tmp_path: Path
 ) -> None:
-    import re
-
-    got, _, err = train(capsys, "--data", data, *words, lines=False)
-    assert got == code and re.search(message, err) and err.count("\n") == 1, err
-
-
-def test_bad_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "empty").mkdir()
-    code, _, err = train(capsys, "--data", tmp_path / "empty", lines=False)
-    assert code == 23 and "is empty" in err and err.count("\n") == 1
-    np.savez(tmp_path / "one.npz", x=np.zeros((5, 8, 8), np.uint8), y=np.zeros(5, int))
-    code, _, err = train(capsys, "--data", tmp_path / "one.npz", lines=False)
-    assert code == 23 and "one class" in err
-    code, _, err = train(capsys, "--data", tmp_path / "none", lines=False)
-    assert code == 23 and "is not there" in err
+    test = pack(tmp_path / "test.safetensors", images[0][:7], images[1][:7])
+    arguments = ("train", "--samples", packed, "--test", test, "--batch-size", 4, "--lr", 0.01, "--epochs", 5)
+    events = succeed(program, *arguments, "--eval-every", 2, "--save", tmp_path / "saved")
+    found = [e for e in events if e["event"] == "eval"]
+    assert [e["epoch"] for e in found] == [2, 4, 5] and all(e["samples"] == 7 for e in found)
+    again = succeed(program, "eval", "--samples", test, "--batch-size", 3, "--weights", tmp_path / "saved")[-1]
+    assert events[-1]["test_accuracy"] == again["accuracy"] == found[-1]["accuracy"]
+    assert events[-1]["test_loss"] == pytest.approx(again["loss"], rel=1e-6)
+    without = succeed(program, *arguments, "--save", tmp_path / "other")
+    assert without[-1]["sha256"] == events[-1]["sha256"]
 
 
-def test_data_larger_than_the_boards_disk_is_said_before_it_is_sent(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_result_names_the_hash_of_the_weights(program: Path, packed: Path, tmp_path: Path) -> None:
+    import hashlib
+
+    arguments = ("train", "--samples", packed, "--lr", 0.01, "--epochs", 1, "--batch-size", 4, "--augment", "crop-flip")
+    digests = set()
+    for threads in (1, 2):
+        events = succeed(program, *arguments, "--threads", threads, "--save", tmp_path / "saved")
+        raw = (tmp_path / "saved").read_bytes()
+        data = raw[8 + int.from_bytes(raw[:8], "little") :]
+        assert events[-1]["sha256"] == hashlib.sha256(data).hexdigest()
+        digests.add(events[-1]["sha256"])
+    assert len(digests) == 1
+
+
+def test_small_steps_are_told_at_most_ten_times_a_second(program: Path, packed: Path) -> None:
+    arguments = ("train", "--samples", packed, "--lr", 1e-6, "--epochs", 100, "--batch-size", 1)
+    few = steps_of(succeed(program, *arguments, "--report-rate", 1e-9))
+    assert len(few) <= 110 and sum(e["epoch"] == int(e["epoch"]) for e in few) == 100
+
+
+def test_label_smoothing_is_that_of_the_definition(
+    program: Path, images: tuple[Array, Array], packed: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("host_control.deploy._free_bytes", lambda *_: 1 << 20)
-    monkeypatch.setattr("host_control.verbs.train.send", lambda *_: None)
-    monkeypatch.setattr("host_control.boards.deployed.DeployedBoard.info", lambda _: INFO)
-    code, _, err = train(capsys, "--data", data, "--out", tmp_path / "run")
-    assert code == 11 and "1.0 MiB free" in err and "train.safetensors needs 1.0 MiB" in err
+    weights = make_weights(3)
+    save_file(weights, tmp_path / "start")
+    arguments = ("train", "--samples", packed, "--weights", tmp_path / "start", "--batch-size", COUNT, "--steps", 1)
+    smooth = steps_of(succeed(program, *arguments, "--lr", 0.1, "--label-smoothing", 0.2))[0]["loss"]
+    x, y = images
+    exact = {name: values.astype(np.float64) for name, values in weights.items()}
+    plain = [reference_step(exact, normalised(x), np.full(COUNT, c, np.int32))[0] for c in range(CLASSES)]
+    truth = reference_step(exact, normalised(x), y)[0]
+    assert smooth == pytest.approx(0.8 * truth + 0.2 * np.mean(plain), rel=1e-5)
 
 
-INFO = {"programs": {"train": {"fixed_bytes": 1, "per_sample_bytes": 1}}}
+def test_what_training_refuses(program: Path, images: tuple[Array, Array], packed: Path, tmp_path: Path) -> None:
+    x, y = images
+    base = ("train", "--samples", packed, "--batch-size", 4, "--lr", 0.1)
+    cases: list[tuple[int, str, tuple[Any, ...]]] = [
+        (2, "one of --epochs E and --steps K", (*base, "--epochs", 1, "--steps", 1)),
+        (2, "--warmup '2'", (*base, "--epochs", 1, "--warmup", 2)),
+        (2, "--schedule 'cos'", (*base, "--epochs", 1, "--schedule", "cos")),
+        (2, "--optimizer ''", (*base, "--epochs", 1, "--optimizer", "")),
+        (2, "--momentum 0.9 with Adam", (*base, "--epochs", 1, "--optimizer", "adam", "--momentum", 0.9)),
+        (2, "--beta1 1", (*base, "--epochs", 1, "--optimizer", "adam", "--beta1", 1)),
+        (2, "label smoothing 1", (*base, "--epochs", 1, "--label-smoothing", 1)),
+        (2, "frozen batch norms", (*base, "--epochs", 1, "--bn-policy", "frozen")),
+        (2, "--resume without a folder", (*base, "--epochs", 1, "--resume")),
+        (2, "--checkpoint-every '5x'", (*base, "--epochs", 1, "--checkpoint-every", "5x")),
+        (12, "cannot open", (*base, "--epochs", 1, "--test", tmp_path / "none")),
+    ]
+    for code, words, arguments in cases:
+        refuse(code, words, program, *arguments)
+    save_file({"x": normalised(x), "y": y}, tmp_path / "floats")
+    floats = ("train", "--samples", tmp_path / "floats", "--batch-size", 4, "--lr", 0.1, "--steps", 1)
+    refuse(2, "no packed images", program, *floats, "--augment", "flip")
+    assert run(program, *floats)[0] == 0
+
+
+def test_damaged_and_foreign_data_are_refused(
+    program: Path, images: tuple[Array, Array], packed: Path, tmp_path: Path
+) -> None:
+    x, y = images
+    other = tmp_path / "other"
+    train = ("train", "--samples", other, "--batch-size", 4, "--lr", 0.1, "--steps", 1)
+    whole = packed.read_bytes()
+    other.write_bytes(whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:])
+    refuse(14, "SHA-256", program, *train)
+    other.write_bytes(whole[:-1])
+    refuse(14, str(other), program, *train)
+    for metadata in ({}, {"mean": "[0.5]", "std": "[0.5]"}, {"mean": "[0.5, 0.5]", "std": "[0, 0.5]"}, {"mean": "x"}):
+        save_file({"x": x, "y": y}, other, metadata=metadata)
+        refuse(14, "no mean and std for 2 channels", program, *train)
+    pack(other, x[:, :1], y)
+    refuse(13, "x of", program, *train)
+    pack(other, x, y + CLASSES)
+    refuse(2, "has label", program, *train)
+    assert json.loads(json.dumps(MEAN)) == MEAN and len(STD) == 2

@@ -48,10 +48,11 @@ typedef enum taste_status {
     TASTE_STATUS_INCOMPATIBLE = 13, /* wrong CPU, or tensors of another model */
     TASTE_STATUS_CORRUPT = 14,      /* a damaged file */
     TASTE_STATUS_NON_FINITE = 15,   /* the loss or a gradient is NaN or Inf */
+    TASTE_STATUS_BUSY = 16,         /* the folder of the run is in use */
     TASTE_STATUS_INTERRUPTED = 130
 } taste_status;
 
-enum { TASTE_ALIGNMENT = 64, TASTE_ERROR_BYTES = 320, TASTE_TENSOR_DIMS = 8, TASTE_MAX_THREADS = 256 };
+enum { TASTE_ALIGNMENT = 64, TASTE_ERROR_BYTES = 320, TASTE_TENSOR_DIMS = 8, TASTE_MAX_THREADS = 256, TASTE_MAX_SLOTS = 2 };
 
 /* Phases of a run, to be added up. Within one run they happen in this order. */
 enum { TASTE_RUN_FORWARD = 1, TASTE_RUN_LOSS = 2, TASTE_RUN_BACKWARD = 4, TASTE_RUN_ALL = 7 };
@@ -213,24 +214,38 @@ typedef struct taste_use {
 
 /* What a session will be able to do. */
 typedef struct taste_session_options {
-    int32_t momentum;   /* 1: has room for the optimizer's momentum */
+    uint32_t slots;     /* floats of optimizer state a parameter: SGD 0, with momentum 1, Adam and AdamW 2 */
     int32_t accumulate; /* 1: has room for accumulated gradients */
 } taste_session_options;
 
-/* Scalars of one optimizer step, PyTorch's SGD: g = gradient * clip + weight_decay * w; m = momentum * m + g;
- * w -= learning_rate * (nesterov ? g + momentum * m : m). Without momentum: w -= learning_rate * g. */
+typedef enum taste_optimizer {
+    TASTE_OPTIMIZER_SGD = 0,
+    TASTE_OPTIMIZER_ADAM = 1,
+    TASTE_OPTIMIZER_ADAMW = 2
+} taste_optimizer;
+
+/* Scalars of one optimizer step, as PyTorch defines them. With g = gradient * clip + weight_decay * w:
+ * SGD    w -= learning_rate * g; with momentum m = momentum * m + g; w -= learning_rate * (nesterov ? g + momentum * m : m)
+ * Adam   m += (1 - beta1) * (g - m); v = beta2 * v + (1 - beta2) * g * g;
+ *        w -= learning_rate / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + epsilon), t = steps done + 1
+ * AdamW  the same with g = gradient * clip, after w *= 1 - learning_rate * weight_decay. */
 typedef struct taste_hyper {
     float learning_rate;
-    float momentum;
+    float momentum; /* SGD */
     float weight_decay;
     float gradient_clip; /* largest L2 norm of all gradients together (torch clip_grad_norm_); 0: no clipping */
-    int32_t nesterov;
+    int32_t nesterov;    /* SGD */
+    int32_t optimizer;   /* taste_optimizer */
+    float beta1;         /* Adam, AdamW */
+    float beta2;
+    float epsilon;
+    int32_t no_decay_norm; /* 1: no weight decay for parameters of fewer than two dimensions (biases, norms) */
 } taste_hyper;
 
 /* What a step did. */
 typedef struct taste_step {
     double loss;         /* mean of the rows' losses */
-    uint32_t correct;    /* rows whose largest logit is the label's (0 where targets are not labels) */
+    uint32_t correct;    /* labels that have the largest logit of their row (0 where targets are not labels) */
     float gradient_norm; /* before clipping; 0 without clipping */
     uint64_t load_ns;    /* x and y into the arena */
     uint64_t forward_ns;
@@ -251,8 +266,13 @@ taste_status taste_session_init(const taste_model *model, const taste_use *uses,
 /* One line: what the last failed call on this session failed at. */
 const char *taste_session_error(const taste_session *session);
 
-/* Seed and position of the dropout masks: step counts optimizer steps. */
-void taste_session_set_dropout(taste_session *session, uint32_t seed, uint32_t step);
+/* Optimizer steps done so far (Adam's t and the dropout masks depend on it), and the seed of the masks. taste_session_update
+ * counts on from here; a new session is at step 0 with the model's seed. */
+void taste_session_set_step(taste_session *session, uint32_t seed, uint32_t step);
+
+/* Share of the target that the loss spreads evenly over all classes (PyTorch's label_smoothing); 0 in a new session. USAGE:
+ * outside [0, 1), or a loss without it. */
+taste_status taste_session_set_label_smoothing(taste_session *session, float smoothing);
 
 /* Runs phases (a sum of TASTE_RUN_...) of blocks [first_block, end_block) of a program: forward in order, the loss, backward
  * in reverse order. The loss runs only if end_block is the last block. The boundary tensors that the range reads must be
@@ -260,12 +280,13 @@ void taste_session_set_dropout(taste_session *session, uint32_t seed, uint32_t s
 taste_status taste_session_run(taste_session *session, taste_parameters *parameters, uint32_t program, uint32_t phases,
                                uint32_t first_block, uint32_t end_block, uint32_t batch_size);
 
-/* Copies a batch into a program's input and target (y may be NULL: only the input). x: float32 [batch_size, sample];
- * y: int32 [batch_size] labels, checked against the number of classes, or float32 [batch_size, ...]. */
+/* Copies a batch into a program's input and target (y may be NULL: only the input). x: float32 or int32 [batch_size,
+ * sample]; y: int32 labels, one a row of logits, checked against the number of classes, or float32 [batch_size, ...]. */
 taste_status taste_session_load(taste_session *session, uint32_t program, uint32_t batch_size, const void *x,
                                 const void *y);
 
-/* load, forward, loss, backward: the gradients of sum(row losses) / effective_batch. With `accumulate` they are added to
+/* load, forward, loss, backward: the gradients of sum(row losses) / (effective_batch * rows a
+ * sample). With `accumulate` they are added to
  * those since the last update, so micro-batches of any sizes that sum up to effective_batch give its exact mean.
  * NON_FINITE: the loss is NaN or Inf; parameters are untouched, the error text names the tensor. */
 taste_status taste_session_gradients(taste_session *session, taste_parameters *parameters, uint32_t program,
@@ -297,11 +318,16 @@ taste_status taste_tensor_write(taste_session *session, uint32_t program, uint32
 taste_status taste_tensor_read(taste_session *session, uint32_t program, uint32_t batch_size, const char *name,
                                size_t count, void *out_values);
 
-/* Reads or writes the gradient (as the last taste_session_gradients or run left it, accumulated where the session
- * accumulates) or the momentum of the parameter called `name`. USAGE: unknown name, wrong count, none in this session. */
+/* Reads the gradient of the parameter called `name`, as the last taste_session_gradients or run left it, accumulated where the
+ * session accumulates. USAGE: unknown name, wrong count, not trained in this session. */
 taste_status taste_gradient_read(taste_session *session, const char *name, size_t count, float *out_values);
-taste_status taste_momentum_read(taste_session *session, const char *name, size_t count, float *out_values);
-taste_status taste_momentum_write(taste_session *session, const char *name, const float *values, size_t count);
+
+/* Reads or writes elements [first, first + count) of an optimizer slot (0: momentum, Adam's m; 1: its v) of the parameter with
+ * index `tensor`. USAGE: no such slot, tensor or range, or one that is not trained in this session. */
+taste_status taste_slot_read(const taste_session *session, uint32_t slot, uint32_t tensor, uint64_t first, size_t count,
+                             float *out_values);
+taste_status taste_slot_write(taste_session *session, uint32_t slot, uint32_t tensor, uint64_t first, size_t count,
+                              const float *values);
 
 /* ---- safetensors, over bytes in memory ---- */
 
@@ -336,11 +362,15 @@ taste_status taste_safetensors_open(const void *prefix, size_t prefix_bytes, uin
 int32_t taste_safetensors_next(taste_safetensors *file, taste_safetensors_entry *out_entry);
 void taste_safetensors_rewind(taste_safetensors *file);
 
-/* Writes the header (length, JSON, padding) of a file that holds the model's tensors of these kinds (a sum of 1 << kind), in
- * the table's order, and `metadata` (a JSON object of strings, or NULL). Returns its size, whether or not it fitted into
- * `capacity` bytes. The data follow in the same order, canonical. */
-size_t taste_safetensors_header(const taste_model *model, uint32_t kinds, const char *metadata, size_t capacity,
-                                char *out_header);
+/* Copies the value of `key` in the file's metadata, escapes resolved; 0: there is none, or it does not fit. */
+int32_t taste_safetensors_metadata(const taste_safetensors *file, const char *key, size_t capacity, char *out_value);
+
+/* Writes the header (length, JSON, padding) of a file that holds `metadata` (a JSON object of strings, or NULL), the model's
+ * tensors of these kinds (a sum of 1 << kind) in the table's order, and behind them, for each of `slots` optimizer slots,
+ * a tensor optimizer.SLOT.NAME for every trained parameter. Returns its size, whether or not it fitted into `capacity`
+ * bytes. The data follow in the same order, canonical. */
+size_t taste_safetensors_header(const taste_model *model, uint32_t kinds, uint32_t slots, const char *metadata,
+                                size_t capacity, char *out_header);
 
 /* cffi: end */
 

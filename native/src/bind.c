@@ -8,9 +8,10 @@
 
 void *taste_session_of_parameter(const taste_session *session, const taste_tensor *parameter, unsigned char *block) {
     const taste_segment *segment = &session->model->segments[parameter->segment];
-    if (block == NULL || !(session->updated_segments & taste_segment_bit(parameter->segment))) return NULL;
-    return block + session->gradient_offsets[parameter->segment] +
-           (parameter->offset_bytes - segment->parameter_offset_bytes);
+    uint64_t offset = parameter->offset_bytes - segment->parameter_offset_bytes;
+    int updated = (session->updated_segments & taste_segment_bit(parameter->segment)) != 0;
+    if (block == NULL || !updated || offset >= segment->updated_bytes) return NULL;
+    return block + session->gradient_offsets[parameter->segment] + offset;
 }
 
 /* The batch-size-dependent part of an arena starts after the fixed part of its program. */
@@ -123,51 +124,52 @@ taste_status taste_tensor_read(taste_session *session, uint32_t program, uint32_
     return TASTE_STATUS_OK;
 }
 
-/* Gradient or momentum of a parameter in `block`. */
-static taste_status find_of_parameter(taste_session *session, const char *name, size_t count, unsigned char *block,
-                                      const char *what, const taste_tensor **out_tensor, void **out_stored) {
+taste_status taste_gradient_read(taste_session *session, const char *name, size_t count, float *out_values) {
     uint32_t i = taste_model_find_parameter(session->model, name);
     if (i == TASTE_NO_TENSOR) {
         return taste_fail(&session->error, TASTE_STATUS_USAGE,
                           "model %s has no parameter '%.100s'. Use a name that info lists.", session->model->name,
                           name);
     }
-    *out_tensor = &session->model->tensors[i];
-    *out_stored = taste_session_of_parameter(session, *out_tensor, block);
-    if (*out_stored == NULL) {
+    const taste_tensor *tensor = &session->model->tensors[i];
+    unsigned char *block = session->accumulated > 0 ? session->accumulator : session->gradients;
+    const void *stored = taste_session_of_parameter(session, tensor, block);
+    if (stored == NULL) {
         return taste_fail(&session->error, TASTE_STATUS_USAGE,
-                          "this session has no %s of '%.100s'. Open it with a program that trains.", what, name);
+                          "this session has no gradient of '%.100s'. Open it with a program that trains it.", name);
     }
-    uint64_t expected = taste_layout_count(*out_tensor, 1);
+    uint64_t expected = taste_layout_count(tensor, 1);
     if (count != expected) {
         return taste_fail(&session->error, TASTE_STATUS_USAGE,
                           "'%.100s' has %llu elements, not %zu. Hand in all of them.", name,
                           (unsigned long long)expected, count);
     }
+    taste_layout_gather(tensor, 1, 0, count, stored, out_values);
     return TASTE_STATUS_OK;
 }
 
-taste_status taste_gradient_read(taste_session *session, const char *name, size_t count, float *out_values) {
-    const taste_tensor *tensor;
-    void *stored;
-    unsigned char *block = session->accumulated > 0 ? session->accumulator : session->gradients;
-    taste_status status = find_of_parameter(session, name, count, block, "gradient", &tensor, &stored);
-    if (status == TASTE_STATUS_OK) taste_layout_gather(tensor, 1, 0, count, stored, out_values);
-    return status;
+/* Where a slot of a parameter lies, if [first, first + count) is within it. */
+static void *slot_range(const taste_session *session, uint32_t slot, uint32_t tensor, uint64_t first, size_t count) {
+    const taste_model *model = session->model;
+    if (slot >= session->slot_count || tensor >= model->tensor_count) return NULL;
+    const taste_tensor *t = &model->tensors[tensor];
+    uint64_t all = taste_layout_count(t, 1);
+    if (t->region != TASTE_REGION_PARAMETERS || first > all || count > all - first) return NULL;
+    return taste_session_of_parameter(session, t, session->slots + slot * session->gradient_bytes);
 }
 
-taste_status taste_momentum_read(taste_session *session, const char *name, size_t count, float *out_values) {
-    const taste_tensor *tensor;
-    void *stored;
-    taste_status status = find_of_parameter(session, name, count, session->momentum, "momentum", &tensor, &stored);
-    if (status == TASTE_STATUS_OK) taste_layout_gather(tensor, 1, 0, count, stored, out_values);
-    return status;
+taste_status taste_slot_read(const taste_session *session, uint32_t slot, uint32_t tensor, uint64_t first, size_t count,
+                             float *out_values) {
+    const void *stored = slot_range(session, slot, tensor, first, count);
+    if (stored == NULL) return TASTE_STATUS_USAGE;
+    taste_layout_gather(&session->model->tensors[tensor], 1, first, count, stored, out_values);
+    return TASTE_STATUS_OK;
 }
 
-taste_status taste_momentum_write(taste_session *session, const char *name, const float *values, size_t count) {
-    const taste_tensor *tensor;
-    void *stored;
-    taste_status status = find_of_parameter(session, name, count, session->momentum, "momentum", &tensor, &stored);
-    if (status == TASTE_STATUS_OK) taste_layout_write(tensor, 1, values, stored);
-    return status;
+taste_status taste_slot_write(taste_session *session, uint32_t slot, uint32_t tensor, uint64_t first, size_t count,
+                              const float *values) {
+    void *stored = slot_range(session, slot, tensor, first, count);
+    if (stored == NULL) return TASTE_STATUS_USAGE;
+    taste_layout_scatter(&session->model->tensors[tensor], 1, first, count, values, stored);
+    return TASTE_STATUS_OK;
 }

@@ -19,6 +19,13 @@ static inline int taste_in_parameter_set(const taste_tensor *tensor) {
     return tensor->region <= TASTE_REGION_CONSTANTS;
 }
 
+/* Whether some program trains this tensor: a parameter in the updated prefix of its segment. */
+static inline int taste_is_trained(const taste_model *model, const taste_tensor *tensor) {
+    const taste_segment *segment = &model->segments[tensor->segment];
+    return tensor->region == TASTE_REGION_PARAMETERS &&
+           tensor->offset_bytes - segment->parameter_offset_bytes < segment->updated_bytes;
+}
+
 /* The parameter, state or constant called `name`; TASTE_NO_TENSOR where there is none. */
 uint32_t taste_model_find_stored(const taste_model *model, const char *name);
 

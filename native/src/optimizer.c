@@ -1,15 +1,41 @@
-/* SGD over the flat blocks: weights, gradients and momentum of a segment are each one run of memory. Work is cut into chunks
- * of a fixed size, and every sum is one partial a chunk added up in order, so the bits do not depend on the threads. */
+/* The optimizers over the flat blocks: weights, gradients and slots of a segment are each one run of memory, of which the
+ * trained parameters are a prefix. Work is cut into chunks of a fixed size, and every sum is one partial a chunk added up in
+ * order, so the bits do not depend on the threads. */
 #include <math.h>
 
 #include "clock.h"
 #include "error.h"
 #include "session.h"
 
-/* What one pass does to a chunk. `index` counts chunks over all segments of the pass. */
+/* A run of a segment: `first` and `count` in floats from the segment's start; `index` counts chunks over the whole pass. */
+typedef struct chunk {
+    uint32_t segment;
+    uint64_t first, count, index;
+} chunk;
+
+/* What a rule works on, all of one run. */
+typedef struct operands {
+    float *restrict w;
+    const float *restrict g;
+    float *restrict m;
+    float *restrict v;
+    uint64_t count;
+} operands;
+
+/* A step's scalars, worked out once. */
+typedef struct coefficients {
+    float rate, clip;
+    float decay;  /* joins the gradient */
+    float shrink; /* of the weights, before the step */
+    float momentum, from_gradient, from_momentum;
+    float beta1, beta2, epsilon, root; /* root: sqrt(1 - beta2^t) */
+} coefficients;
+
+/* One update rule. Returns whether a gradient was NaN or Inf. */
+typedef uint32_t (*rule)(const operands *o, const coefficients *c);
+
 struct pass;
-typedef void (*chunk_work)(const struct pass *pass, float *weights, uint64_t gradient_offset, uint64_t count,
-                           uint64_t index);
+typedef void (*chunk_work)(const struct pass *pass, const chunk *at);
 
 typedef struct pass {
     taste_session *session;
@@ -18,12 +44,12 @@ typedef struct pass {
     chunk_work work;
     const taste_hyper *hyper;
     const unsigned char *gradients;
-    float clip;
-    int with_momentum;
+    rule rule;
+    coefficients decayed, others; /* for the decayed prefix of a segment and for the rest */
 } pass;
 
 static uint64_t segment_chunks(const taste_segment *segment) {
-    return (segment->parameter_bytes / sizeof(float) + TASTE_CHUNK_ELEMENTS - 1) / TASTE_CHUNK_ELEMENTS;
+    return (segment->updated_bytes / sizeof(float) + TASTE_CHUNK_ELEMENTS - 1) / TASTE_CHUNK_ELEMENTS;
 }
 
 static uint64_t pass_chunks(const pass *p) {
@@ -37,16 +63,12 @@ static uint64_t pass_chunks(const pass *p) {
 
 /* Chunks [first, end) of one segment. */
 static void segment_range(const pass *p, uint32_t s, uint64_t first, uint64_t end, uint64_t index) {
-    const taste_segment *segment = &p->session->model->segments[s];
-    uint64_t elements = segment->parameter_bytes / sizeof(float);
+    uint64_t elements = p->session->model->segments[s].updated_bytes / sizeof(float);
     for (uint64_t c = first; c < end; c++, index++) {
         uint64_t at = c * TASTE_CHUNK_ELEMENTS;
         uint64_t count = elements - at < TASTE_CHUNK_ELEMENTS ? elements - at : TASTE_CHUNK_ELEMENTS;
-        float *weights = NULL;
-        if (p->parameters != NULL) {
-            weights = (float *)(p->parameters->region[TASTE_REGION_PARAMETERS] + segment->parameter_offset_bytes) + at;
-        }
-        p->work(p, weights, p->session->gradient_offsets[s] + at * sizeof(float), count, index);
+        chunk piece = {s, at, count, index};
+        p->work(p, &piece);
     }
 }
 
@@ -74,22 +96,26 @@ static void run_pass(pass *p) {
     (void)taste_pool_launch(p->session->pool, pass_task, p, 0);
 }
 
-static void square_chunk(const pass *p, float *weights, uint64_t offset, uint64_t count, uint64_t index) {
-    const float *g = (const float *)(p->gradients + offset);
-    double sum[8] = {0};
-    (void)weights;
-    for (uint64_t i = 0; i < count; i++) sum[i % 8] += (double)g[i] * (double)g[i];
-    p->session->partials[index] = ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
+/* Offset of a chunk in the gradients, and in whatever is laid out like them. */
+static uint64_t gradient_offset(const pass *p, const chunk *at) {
+    return p->session->gradient_offsets[at->segment] + at->first * sizeof(float);
 }
 
-static void accumulate_chunk(const pass *p, float *weights, uint64_t offset, uint64_t count, uint64_t index) {
+static void square_chunk(const pass *p, const chunk *at) {
+    const float *g = (const float *)(p->gradients + gradient_offset(p, at));
+    double sum[8] = {0};
+    for (uint64_t i = 0; i < at->count; i++) sum[i % 8] += (double)g[i] * (double)g[i];
+    p->session->partials[at->index] = ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
+}
+
+static void accumulate_chunk(const pass *p, const chunk *at) {
+    uint64_t offset = gradient_offset(p, at);
     const float *restrict g = (const float *)(p->session->gradients + offset);
     float *restrict sum = (float *)(p->session->accumulator + offset);
-    (void)weights, (void)index;
     if (p->session->accumulated == 0) {
-        for (uint64_t i = 0; i < count; i++) sum[i] = g[i];
+        for (uint64_t i = 0; i < at->count; i++) sum[i] = g[i];
     } else {
-        for (uint64_t i = 0; i < count; i++) sum[i] += g[i];
+        for (uint64_t i = 0; i < at->count; i++) sum[i] += g[i];
     }
 }
 
@@ -109,52 +135,93 @@ static uint32_t non_finite_bits(float value) {
     return (as.bits & 0x7f800000u) == 0x7f800000u;
 }
 
-static uint32_t sgd(float *restrict w, const float *restrict g, uint64_t count, float clip, const taste_hyper *hyper) {
-    const float lr = hyper->learning_rate, decay = hyper->weight_decay;
+static uint32_t sgd(const operands *o, const coefficients *c) {
+    float *restrict w = o->w;
+    const float *restrict g = o->g;
     uint32_t bad = 0;
-    for (uint64_t i = 0; i < count; i++) {
+    for (uint64_t i = 0; i < o->count; i++) {
         bad |= non_finite_bits(g[i]);
-        w[i] -= lr * (g[i] * clip + decay * w[i]);
+        w[i] -= c->rate * (g[i] * c->clip + c->decay * w[i]);
     }
     return bad;
 }
 
-static uint32_t sgd_momentum(float *restrict w, const float *restrict g, float *restrict m, uint64_t count, float clip,
-                             const taste_hyper *hyper) {
-    const float lr = hyper->learning_rate, decay = hyper->weight_decay, momentum = hyper->momentum;
+static uint32_t sgd_momentum(const operands *o, const coefficients *c) {
+    float *restrict w = o->w, *restrict m = o->m;
+    const float *restrict g = o->g;
     uint32_t bad = 0;
-    for (uint64_t i = 0; i < count; i++) {
-        float gradient = g[i] * clip + decay * w[i];
+    for (uint64_t i = 0; i < o->count; i++) {
+        float gradient = g[i] * c->clip + c->decay * w[i];
         bad |= non_finite_bits(g[i]);
-        m[i] = momentum * m[i] + gradient;
-        w[i] -= lr * m[i];
+        m[i] = c->momentum * m[i] + gradient;
+        w[i] -= c->rate * (c->from_gradient * gradient + c->from_momentum * m[i]);
     }
     return bad;
 }
 
-static uint32_t sgd_nesterov(float *restrict w, const float *restrict g, float *restrict m, uint64_t count, float clip,
-                             const taste_hyper *hyper) {
-    const float lr = hyper->learning_rate, decay = hyper->weight_decay, momentum = hyper->momentum;
+static uint32_t adam(const operands *o, const coefficients *c) {
+    float *restrict w = o->w, *restrict m = o->m, *restrict v = o->v;
+    const float *restrict g = o->g;
     uint32_t bad = 0;
-    for (uint64_t i = 0; i < count; i++) {
-        float gradient = g[i] * clip + decay * w[i];
+    for (uint64_t i = 0; i < o->count; i++) {
+        float gradient = g[i] * c->clip + c->decay * w[i];
         bad |= non_finite_bits(g[i]);
-        m[i] = momentum * m[i] + gradient;
-        w[i] -= lr * (gradient + momentum * m[i]);
+        m[i] += (1.0f - c->beta1) * (gradient - m[i]);
+        v[i] = c->beta2 * v[i] + (1.0f - c->beta2) * (gradient * gradient);
+        w[i] = c->shrink * w[i] - c->rate * (m[i] / (sqrtf(v[i]) / c->root + c->epsilon));
     }
     return bad;
 }
 
-static void update_chunk(const pass *p, float *weights, uint64_t offset, uint64_t count, uint64_t index) {
-    const float *g = (const float *)(p->gradients + offset);
-    uint32_t bad;
-    if (!p->with_momentum) {
-        bad = sgd(weights, g, count, p->clip, p->hyper);
-    } else {
-        float *m = (float *)(p->session->momentum + offset);
-        bad = (p->hyper->nesterov ? sgd_nesterov : sgd_momentum)(weights, g, m, count, p->clip, p->hyper);
+/* The rules and the slots that they need, by optimizer and whether there is momentum. */
+static const struct {
+    rule rule;
+    uint32_t slots;
+} rules[][2] = {
+    [TASTE_OPTIMIZER_SGD] = {{sgd, 0}, {sgd_momentum, 1}},
+    [TASTE_OPTIMIZER_ADAM] = {{adam, 2}, {adam, 2}},
+    [TASTE_OPTIMIZER_ADAMW] = {{adam, 2}, {adam, 2}},
+};
+
+static coefficients make_coefficients(const taste_hyper *h, uint32_t step, float clip, float weight_decay) {
+    coefficients c = {.rate = h->learning_rate, .clip = clip, .decay = weight_decay, .shrink = 1.0f};
+    c.momentum = h->momentum;
+    c.from_gradient = h->nesterov ? 1.0f : 0.0f;
+    c.from_momentum = h->nesterov ? h->momentum : 1.0f;
+    if (h->optimizer == TASTE_OPTIMIZER_SGD) return c;
+    double t = (double)step + 1;
+    c.beta1 = h->beta1;
+    c.beta2 = h->beta2;
+    c.epsilon = h->epsilon;
+    c.rate = (float)((double)h->learning_rate / (1 - pow((double)h->beta1, t)));
+    c.root = (float)sqrt(1 - pow((double)h->beta2, t));
+    if (h->optimizer == TASTE_OPTIMIZER_ADAMW) {
+        c.shrink = (float)(1 - (double)h->learning_rate * (double)weight_decay);
+        c.decay = 0;
     }
-    p->session->partials[index] = bad;
+    return c;
+}
+
+/* The part of a chunk within [first, end) of its segment. */
+static uint32_t update_part(const pass *p, const chunk *at, uint64_t first, uint64_t end, const coefficients *c) {
+    const taste_session *session = p->session;
+    const taste_segment *segment = &session->model->segments[at->segment];
+    uint64_t from = first > at->first ? first : at->first;
+    uint64_t to = end < at->first + at->count ? end : at->first + at->count;
+    if (from >= to) return 0;
+    uint64_t offset = session->gradient_offsets[at->segment] + from * sizeof(float);
+    unsigned char *weights = p->parameters->region[TASTE_REGION_PARAMETERS] + segment->parameter_offset_bytes;
+    operands o = {.w = (float *)weights + from, .g = (const float *)(p->gradients + offset), .count = to - from};
+    if (session->slot_count > 0) o.m = (float *)(session->slots + offset);
+    if (session->slot_count > 1) o.v = (float *)(session->slots + session->gradient_bytes + offset);
+    return p->rule(&o, c);
+}
+
+static void update_chunk(const pass *p, const chunk *at) {
+    const taste_segment *segment = &p->session->model->segments[at->segment];
+    uint64_t border = segment->decayed_bytes / sizeof(float), end = segment->updated_bytes / sizeof(float);
+    uint32_t bad = update_part(p, at, 0, border, &p->decayed) | update_part(p, at, border, end, &p->others);
+    p->session->partials[at->index] = bad;
 }
 
 static double sum_partials(const pass *p) {
@@ -193,10 +260,16 @@ static taste_status check_update(taste_session *session, const taste_parameters 
         return taste_fail(&session->error, TASTE_STATUS_USAGE,
                           "program %u trains nothing in this session. Open one that does.", program);
     }
-    if (hyper->momentum != 0 && session->momentum == NULL) {
+    if (hyper->optimizer < TASTE_OPTIMIZER_SGD || hyper->optimizer > TASTE_OPTIMIZER_ADAMW) {
+        return taste_fail(&session->error, TASTE_STATUS_USAGE, "optimizer %d. Use one of taste_optimizer.",
+                          hyper->optimizer);
+    }
+    uint32_t slots = rules[hyper->optimizer][hyper->momentum != 0].slots;
+    if (session->slot_count < slots) {
         return taste_fail(&session->error, TASTE_STATUS_USAGE,
-                          "momentum %g in a session opened without. Set momentum in its options.",
-                          (double)hyper->momentum);
+                          "the optimizer (momentum %g) needs %u slots a parameter, the session has %u. Set them in its "
+                          "options.",
+                          (double)hyper->momentum, slots, session->slot_count);
     }
     if (!isfinite(hyper->learning_rate) || !isfinite(hyper->momentum) || !isfinite(hyper->weight_decay) ||
         !(hyper->gradient_clip >= 0) || (hyper->nesterov && !(hyper->momentum > 0))) {
@@ -206,18 +279,24 @@ static taste_status check_update(taste_session *session, const taste_parameters 
             (double)hyper->learning_rate, (double)hyper->momentum, (double)hyper->weight_decay,
             (double)hyper->gradient_clip, hyper->nesterov);
     }
+    if (hyper->optimizer != TASTE_OPTIMIZER_SGD &&
+        !(hyper->beta1 >= 0 && hyper->beta1 < 1 && hyper->beta2 >= 0 && hyper->beta2 < 1 && hyper->epsilon >= 0)) {
+        return taste_fail(&session->error, TASTE_STATUS_USAGE,
+                          "beta1 %g, beta2 %g, epsilon %g. Use betas from 0 to below 1 and an epsilon from 0.",
+                          (double)hyper->beta1, (double)hyper->beta2, (double)hyper->epsilon);
+    }
     return TASTE_STATUS_OK;
 }
 
 /* Norm of all gradients and the factor that brings it down to the limit, as torch.nn.utils.clip_grad_norm_ has it. */
-static taste_status clip_gradients(pass *p, taste_step *out_step) {
+static taste_status clip_gradients(pass *p, float *out_clip, taste_step *out_step) {
     p->work = square_chunk;
     run_pass(p);
     double norm = sqrt(sum_partials(p));
     out_step->gradient_norm = (float)norm;
     if (!isfinite(norm)) return bad_gradient(p);
     double factor = p->hyper->gradient_clip / (norm + 1e-6);
-    p->clip = factor < 1 ? (float)factor : 1.0f;
+    *out_clip = factor < 1 ? (float)factor : 1.0f;
     return TASTE_STATUS_OK;
 }
 
@@ -226,20 +305,23 @@ taste_status taste_session_update(taste_session *session, taste_parameters *para
     taste_status status = check_update(session, parameters, program, hyper);
     if (status != TASTE_STATUS_OK) return status;
     uint64_t start = taste_now_ns();
-    pass p = {.session = session, .parameters = parameters, .hyper = hyper, .clip = 1.0f};
+    pass p = {.session = session, .parameters = parameters, .hyper = hyper};
+    float clip = 1.0f;
     p.segments = session->model->programs[program].updated_segments;
     p.gradients = session->accumulated > 0 ? session->accumulator : session->gradients;
-    p.with_momentum = hyper->momentum != 0;
+    p.rule = rules[hyper->optimizer][hyper->momentum != 0].rule;
     taste_pool_enter(session->pool);
-    if (hyper->gradient_clip > 0) status = clip_gradients(&p, out_step);
+    if (hyper->gradient_clip > 0) status = clip_gradients(&p, &clip, out_step);
     if (status == TASTE_STATUS_OK) {
         p.work = update_chunk;
+        p.decayed = make_coefficients(hyper, session->step, clip, hyper->weight_decay);
+        p.others = make_coefficients(hyper, session->step, clip, hyper->no_decay_norm ? 0 : hyper->weight_decay);
         run_pass(&p);
         if (sum_partials(&p) != 0) status = bad_gradient(&p);
     }
     taste_pool_leave(session->pool);
     session->accumulated = session->accumulated_samples = 0;
-    session->dropout[1]++;
+    session->step++;
     out_step->update_ns = taste_now_ns() - start;
     return status;
 }

@@ -11,7 +11,7 @@
 
 #include <stdint.h>
 
-enum { TASTE_MAX_DIMS = 8, TASTE_TABLE_VERSION = 1, TASTE_NO_TENSOR = 0xffff, TASTE_SHARED_PROGRAM = 0xff };
+enum { TASTE_MAX_DIMS = 8, TASTE_TABLE_VERSION = 2, TASTE_NO_TENSOR = 0xffff, TASTE_SHARED_PROGRAM = 0xff };
 
 typedef enum taste_region {
     TASTE_REGION_PARAMETERS = 0, /* in a parameter set; contiguous, in segment order */
@@ -20,7 +20,7 @@ typedef enum taste_region {
     TASTE_REGION_GRADIENTS = 3,  /* in the session; the offset of a gradient is the offset of its parameter */
     TASTE_REGION_FIXED = 4,      /* arena, independent of the batch */
     TASTE_REGION_BATCHED = 5,    /* arena, offset and size per sample */
-    TASTE_REGION_SCALARS = 6     /* session: run-time scalars (loss_scale, dropout_counter), 64 bytes each */
+    TASTE_REGION_SCALARS = 6     /* session: run-time scalars (loss_scale, label_smoothing, dropout_counter), 64 bytes each */
 } taste_region;
 
 typedef enum taste_dtype { TASTE_DTYPE_FLOAT32 = 0, TASTE_DTYPE_INT32 = 1, TASTE_DTYPE_UINT32 = 2 } taste_dtype;
@@ -88,18 +88,21 @@ typedef struct taste_program {
     const taste_block_calls *blocks; /* taste_model.block_count of them */
     uint64_t fixed_bytes;      /* arena */
     uint64_t per_sample_bytes; /* arena */
-    uint16_t input;  /* canonical float32 [N, ...] */
-    uint16_t target; /* int32 [N] labels or float32 [N, ...]; TASTE_NO_TENSOR in eval */
-    uint16_t output; /* logits [N, classes] */
-    uint16_t loss;   /* float32 [N], one loss a row, not scaled; TASTE_NO_TENSOR in eval */
+    uint16_t input;  /* canonical float32 [N, ...], or int32 [N, ...] tokens */
+    uint16_t target; /* int32 [N, ...] labels, one a row of logits, or float32 [N, ...]; TASTE_NO_TENSOR in eval */
+    uint16_t output; /* logits [N, ..., classes] */
+    uint16_t loss;   /* float32 [N, ...], one loss a row of logits, not scaled; TASTE_NO_TENSOR in eval */
     uint64_t read_segments;    /* bit masks over segments (the first 64 blocks' parameters; block i is bit min(i, 63)) */
     uint64_t updated_segments;
 } taste_program;
 
-/* Parameters and states of one block. */
+/* Parameters and states of one block. Its parameters stand in three groups: trained ones of two and more dimensions, trained
+ * ones of fewer (biases, norms: weight decay may leave them out), frozen ones. So each kind of work is a prefix. */
 typedef struct taste_segment {
     const char *name;
     uint64_t parameter_offset_bytes, parameter_bytes;
+    uint64_t decayed_bytes; /* the first group */
+    uint64_t updated_bytes; /* the first two: gradients and optimizer state exist for these only */
     uint64_t state_offset_bytes, state_bytes;
 } taste_segment;
 
@@ -127,6 +130,7 @@ typedef struct taste_model {
     uint64_t state_bytes;
     uint64_t constant_bytes;
     uint16_t loss_scale;      /* scalar tensor float32 [1]: gradients are scaled by it; TASTE_NO_TENSOR: none */
+    uint16_t label_smoothing; /* scalar tensor float32 [1]; TASTE_NO_TENSOR: the loss has none */
     uint16_t dropout_counter; /* scalar tensor uint32 [4]: seed, step, first sample, 0; TASTE_NO_TENSOR: no dropout */
 } taste_model;
 

@@ -64,13 +64,18 @@ static void *scalar_at(const taste_session *session, uint16_t tensor) {
 
 /* The run-time scalars that kernels read. The dropout mask of a row depends on its place in the effective batch, so that
  * micro-batches draw what one large batch would. */
-static void set_scalars(taste_session *session, uint32_t effective_batch) {
+static void set_scalars(taste_session *session, const taste_program *program, uint32_t effective_batch) {
     const taste_model *model = session->model;
+    double rows_a_sample =
+        program->loss == TASTE_NO_TENSOR ? 1 : (double)taste_layout_count(&model->tensors[program->loss], 1);
     if (model->loss_scale != TASTE_NO_TENSOR) {
-        *(float *)scalar_at(session, model->loss_scale) = (float)(1.0 / (double)effective_batch);
+        *(float *)scalar_at(session, model->loss_scale) = (float)(1.0 / ((double)effective_batch * rows_a_sample));
+    }
+    if (model->label_smoothing != TASTE_NO_TENSOR) {
+        *(float *)scalar_at(session, model->label_smoothing) = session->label_smoothing;
     }
     if (model->dropout_counter != TASTE_NO_TENSOR) {
-        uint32_t counter[4] = {session->dropout[0], session->dropout[1], session->accumulated_samples, 0};
+        uint32_t counter[4] = {session->seed, session->step, session->accumulated_samples, 0};
         memcpy(scalar_at(session, model->dropout_counter), counter, sizeof counter);
     }
 }
@@ -106,20 +111,20 @@ taste_status taste_session_run(taste_session *session, taste_parameters *paramet
     }
     taste_status status = taste_session_bind(session, parameters, program, batch_size);
     if (status != TASTE_STATUS_OK) return status;
-    set_scalars(session, batch_size);
+    set_scalars(session, &session->model->programs[program], batch_size);
     surroundings outer = enter(session);
     status = run_phases(session, program, phases, first_block, end_block);
     leave(session, outer);
     return status;
 }
 
-static taste_status check_labels(taste_session *session, const int32_t *labels, uint32_t batch_size) {
+static taste_status check_labels(taste_session *session, const int32_t *labels, uint64_t count) {
     int64_t classes = session->model->classes;
-    for (uint32_t i = 0; i < batch_size; i++) {
+    for (uint64_t i = 0; i < count; i++) {
         if (labels[i] >= 0 && labels[i] < classes) continue;
         return taste_fail(&session->error, TASTE_STATUS_USAGE,
-                          "row %u has label %d: model %s has %lld classes. Correct the labels.", i, labels[i],
-                          session->model->name, (long long)classes);
+                          "row %llu has label %d: model %s has %lld classes. Correct the labels.",
+                          (unsigned long long)i, labels[i], session->model->name, (long long)classes);
     }
     return TASTE_STATUS_OK;
 }
@@ -134,35 +139,36 @@ taste_status taste_session_load(taste_session *session, uint32_t program, uint32
     taste_layout_write(input, batch_size, x, taste_session_at(session, input, batch_size));
     if (y == NULL || p->target == TASTE_NO_TENSOR) return TASTE_STATUS_OK;
     const taste_tensor *target = &model->tensors[p->target];
-    if (target->dtype == TASTE_DTYPE_INT32) status = check_labels(session, y, batch_size);
+    if (target->dtype == TASTE_DTYPE_INT32) status = check_labels(session, y, taste_layout_count(target, batch_size));
     if (status == TASTE_STATUS_OK)
         taste_layout_write(target, batch_size, y, taste_session_at(session, target, batch_size));
     return status;
 }
 
-/* Mean of the row losses, added up in row order. */
+/* Mean of the losses, added up in row order. */
 static double mean_loss(const taste_session *session, const taste_program *program, uint32_t batch_size) {
     float rows[PIECE];
     double sum = 0;
     const taste_tensor *loss = &session->model->tensors[program->loss];
     const void *stored = taste_session_at(session, loss, batch_size);
-    for (uint32_t first = 0; first < batch_size; first += PIECE) {
-        uint32_t n = batch_size - first < PIECE ? batch_size - first : PIECE;
+    uint64_t count = taste_layout_count(loss, batch_size);
+    for (uint64_t first = 0; first < count; first += PIECE) {
+        uint64_t n = count - first < PIECE ? count - first : PIECE;
         taste_layout_gather(loss, batch_size, first, n, stored, rows);
-        for (uint32_t i = 0; i < n; i++) sum += rows[i];
+        for (uint64_t i = 0; i < n; i++) sum += rows[i];
     }
-    return sum / batch_size;
+    return sum / (double)count;
 }
 
 /* Column of the largest logit of a row, the first of equals. */
-static uint32_t best_class(const taste_tensor *logits, const void *stored, uint32_t batch_size, uint32_t row,
+static uint32_t best_class(const taste_tensor *logits, const void *stored, uint32_t batch_size, uint64_t row,
                            uint32_t classes) {
     float piece[PIECE];
     uint32_t best = 0;
     float highest = -INFINITY;
     for (uint32_t first = 0; first < classes; first += PIECE) {
         uint32_t n = classes - first < PIECE ? classes - first : PIECE;
-        taste_layout_gather(logits, batch_size, (uint64_t)row * classes + first, n, stored, piece);
+        taste_layout_gather(logits, batch_size, row * classes + first, n, stored, piece);
         for (uint32_t i = 0; i < n; i++) {
             if (!(piece[i] > highest)) continue;
             highest = piece[i];
@@ -172,7 +178,7 @@ static uint32_t best_class(const taste_tensor *logits, const void *stored, uint3
     return best;
 }
 
-/* Rows whose largest logit is the label's. Read between forward and loss, while the logits are surely there. */
+/* Labels (one a row of logits) that have the largest logit. Read between forward and loss, while the logits are surely there. */
 static uint32_t count_correct(const taste_session *session, const taste_program *program, uint32_t batch_size) {
     const taste_model *model = session->model;
     const taste_tensor *target = &model->tensors[program->target];
@@ -180,9 +186,10 @@ static uint32_t count_correct(const taste_session *session, const taste_program 
     if (target->dtype != TASTE_DTYPE_INT32) return 0;
     const void *stored_target = taste_session_at(session, target, batch_size);
     const void *stored_logits = taste_session_at(session, logits, batch_size);
-    uint32_t classes = (uint32_t)(taste_layout_count(logits, batch_size) / batch_size);
+    uint64_t rows = taste_layout_count(target, batch_size);
+    uint32_t classes = (uint32_t)(taste_layout_count(logits, batch_size) / rows);
     uint32_t correct = 0;
-    for (uint32_t row = 0; row < batch_size; row++) {
+    for (uint64_t row = 0; row < rows; row++) {
         int32_t label;
         taste_layout_gather(target, batch_size, row, 1, stored_target, &label);
         correct += best_class(logits, stored_logits, batch_size, row, classes) == (uint32_t)label;
@@ -271,7 +278,7 @@ taste_status taste_session_gradients(taste_session *session, taste_parameters *p
     status = taste_session_load(session, program, batch_size, x, y);
     out_step->load_ns = taste_now_ns() - start;
     if (status != TASTE_STATUS_OK) return status;
-    set_scalars(session, effective_batch);
+    set_scalars(session, &session->model->programs[program], effective_batch);
     surroundings outer = enter(session);
     status = forward_backward(session, parameters, program, batch_size, out_step);
     if (status == TASTE_STATUS_OK && session->accumulator != NULL) taste_session_accumulate(session, batch_size);

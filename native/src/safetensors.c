@@ -287,3 +287,34 @@ int32_t taste_safetensors_next(taste_safetensors *file, taste_safetensors_entry 
     out_entry->end_byte += LENGTH_BYTES + file->header_bytes;
     return 1;
 }
+
+/* The value of `key` in a metadata object; 0: not there. */
+static int find_value(reader *r, const char *key, char *out_value, size_t capacity) {
+    char name[64];
+    int found = 0;
+    if (!take(r, '{') || take(r, '}')) return 0;
+    do {
+        reader start = *r;
+        int wanted = take_string(r, name, sizeof name) && strcmp(name, key) == 0;
+        *r = start;
+        if (!take_string(r, NULL, 0) || !take(r, ':')) return 0;
+        start = *r;
+        if (wanted && !take_string(r, out_value, capacity)) return 0;
+        found |= wanted;
+        *r = start;
+        if (!take_string(r, NULL, 0)) return 0;
+    } while (!found && take(r, ','));
+    return found;
+}
+
+int32_t taste_safetensors_metadata(const taste_safetensors *file, const char *key, size_t capacity, char *out_value) {
+    reader r = {file->header, file->header + file->header_bytes};
+    taste_safetensors_entry entry;
+    if (!take(&r, '{') || peek(&r, '}')) return 0;
+    do {
+        if (!take_string(&r, entry.name, sizeof entry.name) || !take(&r, ':')) return 0;
+        if (strcmp(entry.name, "__metadata__") == 0) return find_value(&r, key, out_value, capacity);
+        if (!take_entry(&r, &entry)) return 0;
+    } while (take(&r, ','));
+    return 0;
+}

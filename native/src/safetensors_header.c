@@ -10,6 +10,7 @@ typedef struct writer {
     char *out;
     size_t capacity;
     size_t used;
+    uint32_t entries;
 } writer;
 
 static void put(writer *w, char c) {
@@ -27,8 +28,9 @@ static void put_number(writer *w, uint64_t number) {
     put_text(w, digits);
 }
 
-static void put_string(writer *w, const char *text) {
+static void put_string(writer *w, const char *prefix, const char *text) {
     put(w, '"');
+    put_text(w, prefix);
     for (; *text != 0; text++) {
         unsigned char c = (unsigned char)*text;
         if (c < 0x20) {
@@ -43,10 +45,12 @@ static void put_string(writer *w, const char *text) {
     put(w, '"');
 }
 
-static uint64_t put_entry(writer *w, const taste_tensor *tensor, uint64_t offset) {
+/* `slot`: of the optimizer, -1: the tensor itself. */
+static uint64_t put_entry(writer *w, const taste_tensor *tensor, int slot, uint64_t offset) {
     static const char *const dtypes[] = {"F32", "I32", "U32"};
     uint64_t end = offset + taste_layout_count(tensor, 1) * sizeof(float);
-    put_string(w, tensor->name);
+    if (w->entries++ > 0) put(w, ',');
+    put_string(w, slot < 0 ? "" : slot == 0 ? "optimizer.0." : "optimizer.1.", tensor->name);
     put_text(w, ":{\"dtype\":\"");
     put_text(w, dtypes[tensor->dtype]);
     put_text(w, "\",\"shape\":[");
@@ -62,24 +66,27 @@ static uint64_t put_entry(writer *w, const taste_tensor *tensor, uint64_t offset
     return end;
 }
 
-size_t taste_safetensors_header(const taste_model *model, uint32_t kinds, const char *metadata, size_t capacity,
-                                char *out_header) {
-    writer w = {out_header, capacity, 8};
+size_t taste_safetensors_header(const taste_model *model, uint32_t kinds, uint32_t slots, const char *metadata,
+                                size_t capacity, char *out_header) {
+    writer w = {out_header, capacity, 8, 0};
     uint64_t offset = 0;
-    int first = 1;
     put(&w, '{');
     if (metadata != NULL) {
         put_text(&w, "\"__metadata__\":");
         put_text(&w, metadata);
-        first = 0;
+        w.entries++;
     }
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const taste_tensor *tensor = &model->tensors[i];
         /* Regions of a parameter set carry the numbers of their kinds. */
         if (!taste_in_parameter_set(tensor) || !(kinds >> tensor->region & 1)) continue;
-        if (!first) put(&w, ',');
-        offset = put_entry(&w, tensor, offset);
-        first = 0;
+        offset = put_entry(&w, tensor, -1, offset);
+    }
+    for (uint32_t slot = 0; slot < slots && slot < TASTE_MAX_SLOTS; slot++) {
+        for (uint32_t i = 0; i < model->tensor_count; i++) {
+            if (!taste_is_trained(model, &model->tensors[i])) continue;
+            offset = put_entry(&w, &model->tensors[i], (int)slot, offset);
+        }
     }
     put(&w, '}');
     while (w.used % 8 != 0) put(&w, ' ');

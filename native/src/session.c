@@ -7,7 +7,7 @@
 /* Offsets of a session's parts in its block. */
 typedef struct session_plan {
     uint64_t bindings, tensors, shapes, gradient_offsets, partials, workspace, scalars;
-    uint64_t gradients, momentum, accumulator, arena;
+    uint64_t gradients, slots, accumulator, arena;
     uint64_t gradient_bytes, arena_bytes, updated_segments, total_bytes;
 } session_plan;
 
@@ -36,7 +36,7 @@ static taste_status check_use(const taste_model *model, const taste_use *use, ta
 static uint64_t gradient_bytes(const taste_model *model, uint64_t updated_segments) {
     uint64_t bytes = 0;
     for (uint32_t s = 0; s < model->segment_count; s++) {
-        if (updated_segments & taste_segment_bit(s)) bytes += taste_round_up(model->segments[s].parameter_bytes);
+        if (updated_segments & taste_segment_bit(s)) bytes += taste_round_up(model->segments[s].updated_bytes);
     }
     return bytes;
 }
@@ -52,6 +52,10 @@ static taste_status make_plan(const taste_model *model, const taste_use *uses, s
         return taste_fail(error, TASTE_STATUS_INCOMPATIBLE,
                           "the tables are version %u, the library reads %d. Build again.", model->table_version,
                           TASTE_TABLE_VERSION);
+    }
+    if (options->slots > TASTE_MAX_SLOTS) {
+        return taste_fail(error, TASTE_STATUS_USAGE, "%u optimizer slots asked for. Use at most %d.", options->slots,
+                          TASTE_MAX_SLOTS);
     }
     for (size_t i = 0; i < use_count; i++) {
         taste_status status = check_use(model, &uses[i], error);
@@ -71,7 +75,7 @@ static taste_status make_plan(const taste_model *model, const taste_use *uses, s
     plan->workspace = reserve(plan, TASTE_WORKSPACE_BYTES);
     plan->scalars = reserve(plan, taste_model_scalar_bytes(model));
     plan->gradients = reserve(plan, plan->gradient_bytes);
-    plan->momentum = options->momentum ? reserve(plan, plan->gradient_bytes) : 0;
+    plan->slots = reserve(plan, options->slots * plan->gradient_bytes);
     plan->accumulator = options->accumulate ? reserve(plan, plan->gradient_bytes) : 0;
     plan->arena = reserve(plan, plan->arena_bytes);
     return TASTE_STATUS_OK;
@@ -106,7 +110,7 @@ static void place_gradients(taste_session *session) {
     for (uint32_t s = 0; s < session->model->segment_count; s++) {
         session->gradient_offsets[s] = offset;
         if (session->updated_segments & taste_segment_bit(s)) {
-            offset += taste_round_up(session->model->segments[s].parameter_bytes);
+            offset += taste_round_up(session->model->segments[s].updated_bytes);
         }
     }
 }
@@ -132,7 +136,6 @@ taste_status taste_session_init(const taste_model *model, const taste_use *uses,
     session->model = model;
     session->pool = pool;
     session->updated_segments = plan.updated_segments;
-    session->gradient_bytes = plan.gradient_bytes;
     session->bindings = (taste_binding *)(base + plan.bindings);
     session->tensors = (taste_dl_tensor *)(base + plan.tensors);
     session->shapes = (int64_t (*)[TASTE_MAX_DIMS])(base + plan.shapes);
@@ -141,10 +144,12 @@ taste_status taste_session_init(const taste_model *model, const taste_use *uses,
     session->workspace.base = base + plan.workspace;
     session->scalars = base + plan.scalars;
     session->gradients = base + plan.gradients;
-    session->momentum = options->momentum ? base + plan.momentum : NULL;
+    session->slots = base + plan.slots;
+    session->slot_count = options->slots;
+    session->gradient_bytes = plan.gradient_bytes;
     session->accumulator = options->accumulate ? base + plan.accumulator : NULL;
     session->arena = base + plan.arena;
-    session->dropout[0] = model->seed;
+    session->seed = model->seed;
     for (size_t i = 0; i < use_count; i++) {
         taste_binding *binding = &session->bindings[uses[i].program];
         if (uses[i].batch_size > binding->largest_batch) binding->largest_batch = uses[i].batch_size;
@@ -159,7 +164,21 @@ const char *taste_session_error(const taste_session *session) {
     return session->error.text;
 }
 
-void taste_session_set_dropout(taste_session *session, uint32_t seed, uint32_t step) {
-    session->dropout[0] = seed;
-    session->dropout[1] = step;
+void taste_session_set_step(taste_session *session, uint32_t seed, uint32_t step) {
+    session->seed = seed;
+    session->step = step;
+}
+
+taste_status taste_session_set_label_smoothing(taste_session *session, float smoothing) {
+    if (!(smoothing >= 0 && smoothing < 1)) {
+        return taste_fail(&session->error, TASTE_STATUS_USAGE, "label smoothing %g. Use a value from 0 to below 1.",
+                          (double)smoothing);
+    }
+    if (smoothing > 0 && session->model->label_smoothing == TASTE_NO_TENSOR) {
+        return taste_fail(&session->error, TASTE_STATUS_USAGE,
+                          "label smoothing %g: the loss of %s has none. Leave it out, or build the model again.",
+                          (double)smoothing, session->model->name);
+    }
+    session->label_smoothing = smoothing;
+    return TASTE_STATUS_OK;
 }

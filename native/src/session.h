@@ -30,20 +30,24 @@ struct taste_session {
     double *partials;                  /* a chunk: its part of a sum over all gradients */
     unsigned char *scalars;
     unsigned char *gradients;
-    unsigned char *momentum;    /* NULL: none */
+    unsigned char *slots;       /* optimizer state: slot_count blocks of gradient_bytes */
     unsigned char *accumulator; /* NULL: none */
     unsigned char *arena;
     uint64_t gradient_bytes;
+    uint32_t slot_count;
+    float label_smoothing;
     uint32_t accumulated; /* micro-batches since the last update */
     uint32_t accumulated_samples;
-    uint32_t dropout[2];       /* seed, optimizer step */
+    uint32_t seed;              /* of the dropout masks */
+    uint32_t step;              /* optimizer steps done */
     taste_workspace workspace; /* of the calling thread */
 };
 
 /* Where a tensor of the arena, the scalars or the gradients lies at this batch size; NULL: not in this session. */
 void *taste_session_at(const taste_session *session, const taste_tensor *tensor, uint32_t batch_size);
 
-/* Where the gradient (or momentum, or accumulated gradient: the same offsets in `block`) of a parameter lies. */
+/* Where the gradient (or accumulated gradient, or optimizer slot: the same offsets in `block`) of a parameter lies; NULL: it
+ * is not trained here. */
 void *taste_session_of_parameter(const taste_session *session, const taste_tensor *parameter, unsigned char *block);
 
 /* Points every tensor of a program at its memory for this batch size and parameter set. Cheap if nothing changed. */

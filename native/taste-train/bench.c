@@ -14,12 +14,12 @@
 static taste_status train_step(void *context, taste_step *out_step) {
     static const taste_hyper hyper = {.learning_rate = 1e-6f, .momentum = 0.9f, .weight_decay = 5e-4f};
     const trainer *t = context;
-    return taste_session_step(t->session, t->parameters, t->program, t->batch_size, t->x, t->y, &hyper, out_step);
+    return taste_session_step(t->session, t->parameters, t->program, t->batch_size, t->batches[0].x, t->batches[0].y, &hyper, out_step);
 }
 
 static taste_status forward_step(void *context, taste_step *out_step) {
     const trainer *t = context;
-    return taste_session_infer(t->session, t->parameters, t->program, t->batch_size, t->x, out_step);
+    return taste_session_infer(t->session, t->parameters, t->program, t->batch_size, t->batches[0].x, out_step);
 }
 
 /* Minor faults so far: pages that the kernel had to hand out. */

@@ -1,5 +1,7 @@
 #include "footprint.h"
 
+#include "checkpoint.h"
+
 #include <elf.h>
 #include <sys/auxv.h>
 #include <unistd.h>
@@ -8,7 +10,7 @@
  * static x86-64, aarch64 and riscv64 binaries. */
 enum { PROCESS_BYTES = 98304 };
 
-enum { PIECE_BYTES = 65536, METADATA_BYTES = 256 };
+enum { PIECE_BYTES = 65536 };
 
 static uint64_t round_up(uint64_t bytes, uint64_t unit) {
     return (bytes + unit - 1) / unit * unit;
@@ -66,29 +68,59 @@ static uint64_t reserve(footprint *f, uint64_t bytes) {
     return at;
 }
 
-taste_status footprint_of(const taste_model *model, uint32_t program, uint32_t batch_size, uint32_t threads,
-                          int accumulate, footprint *out, taste_error *error) {
+uint64_t footprint_target_bytes(const taste_model *model, const taste_program_facts *facts) {
+    taste_model_facts model_facts;
+    uint64_t bytes = footprint_sample_bytes(model, facts->target);
+    if (bytes > 0) return bytes;
+    (void)taste_model_describe(model, &model_facts);
+    uint64_t logits = footprint_sample_bytes(model, facts->output);
+    uint64_t labels = model_facts.classes > 0 ? logits / 4 / model_facts.classes : 0;
+    return (labels > 0 ? labels : 1) * sizeof(int32_t);
+}
+
+size_t footprint_session(const taste_model *model, const footprint_need *need, taste_session_options *out_options,
+                         taste_use *out_uses) {
     taste_program_facts facts;
-    taste_status status = taste_model_program(model, program, &facts);
-    if (status != TASTE_STATUS_OK) return status;
-    taste_use use = {program, batch_size};
-    taste_session_options options = {.momentum = facts.updates, .accumulate = accumulate};
+    uint32_t eval;
+    (void)taste_model_program(model, need->program, &facts);
+    *out_options = (taste_session_options){.slots = facts.updates ? need->slots : 0, .accumulate = need->accumulate};
+    out_uses[0] = (taste_use){need->program, need->batch_size};
+    if (!facts.updates || taste_model_find_program(model, "eval", &eval) != TASTE_STATUS_OK) return 1;
+    out_uses[1] = (taste_use){eval, need->batch_size};
+    return 2;
+}
+
+/* Bytes of a row as it stands in a packed file. */
+static uint64_t raw_bytes(const taste_model *model, const taste_program_facts *facts) {
+    uint64_t x = footprint_sample_bytes(model, facts->input) / 4, y = footprint_target_bytes(model, facts) / 4;
+    return x > y ? x : y;
+}
+
+taste_status footprint_of(const taste_model *model, const footprint_need *need, footprint *out, taste_error *error) {
+    taste_program_facts facts;
+    taste_use uses[2];
+    taste_session_options options;
     size_t session_bytes;
-    status = taste_session_bytes(model, &use, 1, &options, &session_bytes, error);
+    taste_status status = taste_model_program(model, need->program, &facts);
+    if (status != TASTE_STATUS_OK) return status;
+    size_t count = footprint_session(model, need, &options, uses);
+    status = taste_session_bytes(model, uses, count, &options, &session_bytes, error);
     if (status != TASTE_STATUS_OK) return status;
     *out = (footprint){.session_bytes = session_bytes};
     out->parameters_bytes = taste_parameters_bytes(model);
-    out->pool_bytes = taste_pool_bytes(threads);
+    out->pool_bytes = taste_pool_bytes(need->threads);
     out->parameters = reserve(out, out->parameters_bytes);
     out->pool = reserve(out, out->pool_bytes);
     out->session = reserve(out, out->session_bytes);
-    out->x = reserve(out, batch_size * footprint_sample_bytes(model, facts.input));
-    /* Labels are kept for `eval` too, which compares with them. */
-    uint64_t target_bytes = footprint_sample_bytes(model, facts.target);
-    out->y = reserve(out, batch_size * (target_bytes > 0 ? target_bytes : sizeof(int32_t)));
-    out->logits = reserve(out, facts.updates ? 0 : batch_size * footprint_sample_bytes(model, facts.output));
-    /* Must hold the header of a weights file of this model. */
-    out->staging_bytes = taste_safetensors_header(model, ~0u, NULL, 0, NULL) + METADATA_BYTES;
+    for (int i = 0; i < (facts.updates ? 2 : 1); i++) {
+        out->x[i] = reserve(out, need->batch_size * footprint_sample_bytes(model, facts.input));
+        out->y[i] = reserve(out, need->batch_size * footprint_target_bytes(model, &facts));
+        out->raw[i] = reserve(out, raw_bytes(model, &facts));
+    }
+    out->logits = reserve(out, need->batch_size * footprint_sample_bytes(model, facts.output));
+    /* Must hold the header of a checkpoint of this model. */
+    out->staging_bytes =
+        taste_safetensors_header(model, ~0u, options.slots, NULL, 0, NULL) + CHECKPOINT_METADATA_BYTES;
     if (out->staging_bytes < PIECE_BYTES) out->staging_bytes = PIECE_BYTES;
     out->staging = reserve(out, out->staging_bytes);
     out->block_bytes = round_up(out->block_bytes, page_bytes());
@@ -96,23 +128,34 @@ taste_status footprint_of(const taste_model *model, uint32_t program, uint32_t b
     return TASTE_STATUS_OK;
 }
 
-taste_status footprint_line_of(const taste_model *model, uint32_t program, uint32_t threads, int accumulate,
-                               footprint_line *out, taste_error *error) {
+taste_status footprint_line_of(const taste_model *model, const footprint_need *need, footprint_line *out,
+                               taste_error *error) {
     taste_model_facts model_facts;
-    taste_program_facts facts;
-    footprint at_one;
+    taste_program_facts facts, other;
+    taste_use uses[2];
+    taste_session_options options;
+    footprint at_least;
     (void)taste_model_describe(model, &model_facts);
-    taste_status status = taste_model_program(model, program, &facts);
+    taste_status status = taste_model_program(model, need->program, &facts);
     if (status != TASTE_STATUS_OK) return status;
     uint32_t least = facts.updates && model_facts.minimum_batch > 1 ? model_facts.minimum_batch : 1;
-    status = footprint_of(model, program, least, threads, accumulate, &at_one, error);
+    footprint_need smallest = *need;
+    smallest.batch_size = least;
+    status = footprint_of(model, &smallest, &at_least, error);
     if (status != TASTE_STATUS_OK) return status;
-    uint64_t target_bytes = footprint_sample_bytes(model, facts.target);
-    out->per_sample_bytes = facts.arena_per_sample_bytes + footprint_sample_bytes(model, facts.input) +
-                            (target_bytes > 0 ? target_bytes : sizeof(int32_t)) +
-                            (facts.updates ? 0 : footprint_sample_bytes(model, facts.output));
+    size_t count = footprint_session(model, &smallest, &options, uses);
+    (void)taste_model_program(model, uses[count - 1].program, &other);
+    uint64_t fixed = facts.arena_fixed_bytes, per_sample = facts.arena_per_sample_bytes;
+    if (other.arena_fixed_bytes > fixed) fixed = other.arena_fixed_bytes;
+    if (other.arena_per_sample_bytes > per_sample) per_sample = other.arena_per_sample_bytes;
+    uint64_t one = facts.arena_fixed_bytes + least * facts.arena_per_sample_bytes;
+    uint64_t two = other.arena_fixed_bytes + least * other.arena_per_sample_bytes;
+    uint64_t batch = footprint_sample_bytes(model, facts.input) + footprint_target_bytes(model, &facts);
+    out->per_sample_bytes =
+        per_sample + (facts.updates ? 2 : 1) * batch + footprint_sample_bytes(model, facts.output);
     /* A page covers the rounding of the parts, which differs a little from one batch size to another. */
-    out->fixed_bytes = at_one.planned_bytes + page_bytes() - least * out->per_sample_bytes;
+    out->fixed_bytes = at_least.planned_bytes + page_bytes() + (fixed + least * per_sample - (one > two ? one : two)) -
+                       least * out->per_sample_bytes;
     return TASTE_STATUS_OK;
 }
 

@@ -41,14 +41,13 @@ static void list_names(const taste_model *model, const taste_model_facts *facts)
 
 static taste_status list_programs(const options *options, const taste_model *model, const taste_model_facts *facts,
                                   taste_error *error) {
-    uint32_t threads = trainer_threads(options);
     json_open("programs", '{');
     for (uint32_t p = 0; p < facts->program_count; p++) {
         taste_program_facts program;
         footprint_line line;
         (void)taste_model_program(model, p, &program);
-        taste_status status =
-            footprint_line_of(model, p, threads, options->effective_batch > options->batch_size, &line, error);
+        footprint_need need = trainer_need(options, model, p);
+        taste_status status = footprint_line_of(model, &need, &line, error);
         if (status != TASTE_STATUS_OK) return status;
         json_open(program.name, '{');
         json_count("fixed_bytes", line.fixed_bytes);
@@ -56,14 +55,13 @@ static taste_status list_programs(const options *options, const taste_model *mod
         json_close('}');
     }
     json_close('}');
-    json_count("threads", threads);
+    json_count("threads", trainer_threads(options));
     return TASTE_STATUS_OK;
 }
 
 /* With a batch size: what a run of it will take. */
 static taste_status plan_one(const options *options, const taste_model *model, taste_error *error) {
     const char *name = options->program != NULL ? options->program : "train";
-    int accumulate = options->effective_batch > options->batch_size;
     uint32_t program;
     footprint plan;
     if (options->batch_size == 0) return TASTE_STATUS_OK;
@@ -71,8 +69,8 @@ static taste_status plan_one(const options *options, const taste_model *model, t
         return taste_fail(error, TASTE_STATUS_USAGE, "no program '%.60s' in this build. Use one that info lists.",
                           name);
     }
-    taste_status status =
-        footprint_of(model, program, options->batch_size, trainer_threads(options), accumulate, &plan, error);
+    footprint_need need = trainer_need(options, model, program);
+    taste_status status = footprint_of(model, &need, &plan, error);
     if (status != TASTE_STATUS_OK) return status;
     json_count("batch_size", options->batch_size);
     json_count("planned_bytes", plan.planned_bytes);

@@ -31,6 +31,8 @@ taste_status io_create(io_writer *writer, const char *path, taste_error *error) 
         return taste_fail(error, TASTE_STATUS_USAGE, "a path of %zu characters is too long. Use a shorter one.",
                           strlen(path));
     }
+    /* A dead process may have had our number (in a container it is always the same). */
+    (void)io->unlink(writer->temporary);
     writer->file = io->open(writer->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     return writer->file < 0 ? failed(error, "create", writer->temporary) : TASTE_STATUS_OK;
 }

@@ -8,7 +8,7 @@
 
 #include "error.h"
 
-typedef enum kind { TEXT, COUNT, BYTES, SEED, SECONDS, FACTOR, CORES, NESTEROV } kind;
+typedef enum kind { TEXT, COUNT, BYTES, SEED, SECONDS, FACTOR, SHARE, CHOICE, PERIOD, SWITCH, CORES } kind;
 
 typedef struct flag {
     const char *name;
@@ -16,34 +16,54 @@ typedef struct flag {
     kind kind;
     size_t at;
     double lowest;
+    const char *choices; /* of a CHOICE: names separated by |, by their numbers */
 } flag;
 
 #define AT(field) offsetof(options, field)
 
 static const flag flags[] = {
-    {"--program", "ib", TEXT, AT(program), 0},
-    {"--batch-size", "ibte", COUNT, AT(batch_size), 1},
-    {"--effective-batch", "it", COUNT, AT(effective_batch), 1},
-    {"--seconds", "b", SECONDS, AT(seconds), 0},
-    {"--min-steps", "b", COUNT, AT(min_steps), 1},
-    {"--warmup", "b", COUNT, AT(warmup), 0},
-    {"--threads", "ibte", COUNT, AT(threads), 1},
-    {"--cores", "ibte", CORES, AT(cores), 0},
-    {"--memory", "ibte", BYTES, AT(memory), 1},
-    {"--seed", "bte", SEED, AT(seed), 0},
-    {"--weights", "bte", TEXT, AT(weights), 0},
-    {"--samples", "te", TEXT, AT(samples), 0},
-    {"--save", "t", TEXT, AT(save), 0},
-    {"--dump-gradients", "t", TEXT, AT(dump_gradients), 0},
-    {"--logits", "e", TEXT, AT(logits), 0},
-    {"--steps", "t", COUNT, AT(steps), 1},
-    {"--warmup-steps", "t", COUNT, AT(warmup_steps), 0},
-    {"--lr", "t", FACTOR, AT(hyper.learning_rate), 0},
-    {"--momentum", "t", FACTOR, AT(hyper.momentum), 0},
-    {"--nesterov", "t", NESTEROV, AT(hyper.nesterov), 0},
-    {"--weight-decay", "t", FACTOR, AT(hyper.weight_decay), 0},
-    {"--grad-clip", "t", FACTOR, AT(hyper.gradient_clip), 0},
-    {"--system-root", "ibte", TEXT, AT(system_root), 0},
+    {"--program", "ib", TEXT, AT(program), 0, NULL},
+    {"--batch-size", "ibte", COUNT, AT(batch_size), 1, NULL},
+    {"--effective-batch", "it", COUNT, AT(effective_batch), 1, NULL},
+    {"--seconds", "b", SECONDS, AT(seconds), 0, NULL},
+    {"--min-steps", "b", COUNT, AT(min_steps), 1, NULL},
+    {"--warmup", "b", COUNT, AT(warmup), 0, NULL},
+    {"--threads", "ibte", COUNT, AT(threads), 1, NULL},
+    {"--cores", "ibte", CORES, AT(cores), 0, NULL},
+    {"--memory", "ibte", BYTES, AT(memory), 1, NULL},
+    {"--seed", "bte", SEED, AT(seed), 0, NULL},
+    {"--weights", "bte", TEXT, AT(weights), 0, NULL},
+    {"--samples", "te", TEXT, AT(samples), 0, NULL},
+    {"--logits", "e", TEXT, AT(logits), 0, NULL},
+    {"--limit", "e", SEED, AT(limit), 1, NULL},
+    {"--test", "t", TEXT, AT(test), 0, NULL},
+    {"--save", "t", TEXT, AT(save), 0, NULL},
+    {"--dump-gradients", "t", TEXT, AT(dump_gradients), 0, NULL},
+    {"--steps", "t", COUNT, AT(steps), 1, NULL},
+    {"--epochs", "t", SECONDS, AT(epochs), 1e-9, NULL},
+    {"--lr", "t", FACTOR, AT(hyper.learning_rate), 0, NULL},
+    {"--schedule", "t", CHOICE, AT(schedule), 0, "constant|step|cosine|linear"},
+    {"--warmup", "t", SHARE, AT(warmup_share), 0, NULL},
+    {"--step-every", "t", SECONDS, AT(step_every), 1e-9, NULL},
+    {"--step-gamma", "t", SECONDS, AT(step_gamma), 0, NULL},
+    {"--optimizer", "it", CHOICE, AT(hyper.optimizer), 0, "sgd|adam|adamw"},
+    {"--momentum", "t", FACTOR, AT(hyper.momentum), 0, NULL},
+    {"--nesterov", "t", SWITCH, AT(hyper.nesterov), 0, NULL},
+    {"--beta1", "t", FACTOR, AT(hyper.beta1), 0, NULL},
+    {"--beta2", "t", FACTOR, AT(hyper.beta2), 0, NULL},
+    {"--eps", "t", FACTOR, AT(hyper.epsilon), 0, NULL},
+    {"--weight-decay", "t", FACTOR, AT(hyper.weight_decay), 0, NULL},
+    {"--no-decay-norm", "t", SWITCH, AT(hyper.no_decay_norm), 0, NULL},
+    {"--grad-clip", "t", FACTOR, AT(hyper.gradient_clip), 0, NULL},
+    {"--label-smoothing", "t", FACTOR, AT(label_smoothing), 0, NULL},
+    {"--eval-every", "t", COUNT, AT(eval_every), 0, NULL},
+    {"--augment", "t", CHOICE, AT(augment), 0, "none|flip|crop-flip|crop-flip-cutout"},
+    {"--bn-policy", "t", CHOICE, AT(bn_policy), 0, "per-micro-batch|frozen"},
+    {"--checkpoint", "t", TEXT, AT(checkpoint), 0, NULL},
+    {"--checkpoint-every", "t", PERIOD, AT(checkpoint_seconds), 0, NULL},
+    {"--resume", "t", SWITCH, AT(resume), 0, NULL},
+    {"--report-rate", "t", SECONDS, AT(report_rate), 0, NULL},
+    {"--system-root", "ibte", TEXT, AT(system_root), 0, NULL},
 };
 
 /* A whole decimal number up to `highest`; 0: it is none. */
@@ -85,6 +105,35 @@ static int read_cores(const char *text, options *out) {
     return 1;
 }
 
+/* The place of a name in "one|two|three". */
+static int read_choice(const char *text, const char *choices, int32_t *out) {
+    size_t length = strlen(text);
+    for (int32_t number = 0; length > 0; number++) {
+        size_t n = strcspn(choices, "|");
+        if (n == length && strncmp(choices, text, n) == 0) {
+            *out = number;
+            return 1;
+        }
+        if (choices[n] == 0) break;
+        choices += n + 1;
+    }
+    return 0;
+}
+
+/* "90" or "2.5": seconds; "50steps": optimizer steps. */
+static int read_period(const char *text, options *out) {
+    char number[16] = {0};
+    uint64_t steps;
+    size_t length = strlen(text);
+    if (length <= 5 || strcmp(text + length - 5, "steps") != 0)
+        return read_real(text, &out->checkpoint_seconds) && out->checkpoint_seconds >= 0;
+    if (length - 5 >= sizeof number) return 0;
+    memcpy(number, text, length - 5);
+    if (!read_number(number, INT32_MAX, &steps) || steps == 0) return 0;
+    out->checkpoint_steps = (uint32_t)steps;
+    return 1;
+}
+
 static int read_value(const flag *f, const char *text, options *out) {
     void *field = (char *)out + f->at;
     uint64_t number;
@@ -105,15 +154,50 @@ static int read_value(const flag *f, const char *text, options *out) {
         if (!read_real(text, &real) || real < f->lowest) return 0;
         *(float *)field = (float)real;
         return 1;
+    case SHARE: return read_real(text, field) && *(double *)field >= 0 && *(double *)field <= 1;
+    case CHOICE: return read_choice(text, f->choices, field);
+    case PERIOD: return read_period(text, out);
     default: return read_cores(text, out);
     }
 }
 
-static const flag *find_flag(const char *name) {
+/* The flag of that name that the verb knows. */
+static const flag *find_flag(const char *name, char verb) {
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++) {
-        if (strcmp(flags[i].name, name) == 0) return &flags[i];
+        if (strcmp(flags[i].name, name) == 0 && strchr(flags[i].verbs, verb) != NULL) return &flags[i];
     }
     return NULL;
+}
+
+static taste_status check_training(const options *o, taste_error *error) {
+    if ((o->steps == 0) == (o->epochs == 0) || !o->learning_rate_given) {
+        return taste_fail(error, TASTE_STATUS_USAGE,
+                          "train without its length or learning rate. Give one of --epochs E and --steps K, and --lr L.");
+    }
+    if (o->effective_batch != 0 && o->effective_batch < o->batch_size) {
+        return taste_fail(error, TASTE_STATUS_USAGE, "effective batch %u is smaller than batch size %u. Correct one.",
+                          o->effective_batch, o->batch_size);
+    }
+    if (o->hyper.nesterov && !(o->hyper.momentum > 0)) {
+        return taste_fail(error, TASTE_STATUS_USAGE, "--nesterov without momentum. Give --momentum M.");
+    }
+    if (o->hyper.optimizer != TASTE_OPTIMIZER_SGD && o->hyper.momentum > 0) {
+        return taste_fail(error, TASTE_STATUS_USAGE, "--momentum %g with Adam. Use --beta1.",
+                          (double)o->hyper.momentum);
+    }
+    if (!(o->hyper.beta1 < 1) || !(o->hyper.beta2 < 1)) {
+        return taste_fail(error, TASTE_STATUS_USAGE, "--beta1 %g, --beta2 %g. Both must be below 1.",
+                          (double)o->hyper.beta1, (double)o->hyper.beta2);
+    }
+    if (o->bn_policy != 0) {
+        return taste_fail(error, TASTE_STATUS_USAGE,
+                          "--bn-policy frozen: which statistics a batch norm uses is decided when the model is built. "
+                          "Build it with frozen batch norms.");
+    }
+    if (o->checkpoint == NULL && o->resume) {
+        return taste_fail(error, TASTE_STATUS_USAGE, "--resume without a folder. Give --checkpoint DIR.");
+    }
+    return TASTE_STATUS_OK;
 }
 
 /* Flags that only make sense together. */
@@ -124,27 +208,20 @@ static taste_status check_together(const options *o, taste_error *error) {
     if ((verb == 't' || verb == 'e') && o->samples == NULL) {
         return taste_fail(error, TASTE_STATUS_USAGE, "%s without samples. Give --samples FILE.", o->verb);
     }
-    if (verb == 't' && (o->steps == 0 || !o->learning_rate_given)) {
-        return taste_fail(error, TASTE_STATUS_USAGE,
-                          "train without its length or learning rate. Give --steps K and --lr L.");
-    }
-    if (o->effective_batch != 0 && o->effective_batch < o->batch_size) {
-        return taste_fail(error, TASTE_STATUS_USAGE, "effective batch %u is smaller than batch size %u. Correct one.",
-                          o->effective_batch, o->batch_size);
-    }
-    if (o->hyper.nesterov && !(o->hyper.momentum > 0)) {
-        return taste_fail(error, TASTE_STATUS_USAGE, "--nesterov without momentum. Give --momentum M.");
-    }
     if (o->core_count > 0 && o->threads > o->core_count) {
         return taste_fail(error, TASTE_STATUS_USAGE, "%u threads on %u cores. Name as many cores as threads.",
                           o->threads, o->core_count);
     }
-    return TASTE_STATUS_OK;
+    return verb == 't' ? check_training(o, error) : TASTE_STATUS_OK;
 }
 
 taste_status options_parse(int argc, char **argv, options *out, taste_error *error) {
     static const char *const verbs[] = {"info", "bench", "train", "eval"};
-    *out = (options){.seconds = 2, .min_steps = 5, .warmup = 3, .system_root = ""};
+    *out = (options){.seconds = 2, .min_steps = 5, .warmup = 3, .system_root = "", .report_rate = 10};
+    out->hyper = (taste_hyper){.beta1 = 0.9f, .beta2 = 0.999f, .epsilon = 1e-8f};
+    out->checkpoint_seconds = 300;
+    out->step_every = 30;
+    out->step_gamma = 0.1;
     for (size_t i = 0; argc > 1 && i < sizeof verbs / sizeof *verbs; i++) {
         if (strcmp(argv[1], verbs[i]) == 0) out->verb = verbs[i];
     }
@@ -153,12 +230,12 @@ taste_status options_parse(int argc, char **argv, options *out, taste_error *err
                           argc > 1 ? argv[1] : "");
     }
     for (int i = 2; i < argc; i++) {
-        const flag *f = find_flag(argv[i]);
-        if (f == NULL || strchr(f->verbs, out->verb[0]) == NULL) {
+        const flag *f = find_flag(argv[i], out->verb[0]);
+        if (f == NULL) {
             return taste_fail(error, TASTE_STATUS_USAGE, "%s does not know '%.60s'. Leave it out.", out->verb, argv[i]);
         }
-        if (f->kind == NESTEROV) {
-            out->hyper.nesterov = 1;
+        if (f->kind == SWITCH) {
+            *(int32_t *)(void *)((char *)out + f->at) = 1;
             continue;
         }
         const char *value = i + 1 < argc ? argv[++i] : "";

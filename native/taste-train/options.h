@@ -23,10 +23,25 @@ typedef struct options {
     const char *save;
     const char *dump_gradients;
     const char *logits;
-    uint32_t steps;
-    uint32_t warmup_steps;
+    const char *test;       /* NULL: no evaluation in between */
+    uint32_t steps;         /* 0: epochs */
+    double epochs;          /* 0: steps */
+    uint64_t limit;         /* samples that eval looks at; 0: all */
+    int32_t schedule;       /* schedule_kind */
+    double warmup_share;    /* of all steps */
+    double step_every;      /* epochs */
+    double step_gamma;
     taste_hyper hyper;
     int learning_rate_given;
+    float label_smoothing;
+    uint32_t eval_every; /* epochs; 0: at the end only */
+    int32_t augment;     /* augment_level */
+    int32_t bn_policy;   /* 0: statistics of the micro-batch */
+    const char *checkpoint; /* folder; NULL: none */
+    double checkpoint_seconds;
+    uint32_t checkpoint_steps; /* instead of seconds, where not 0 */
+    int resume;
+    double report_rate; /* step events a second, at most */
     const char *system_root; /* put before /proc and /sys: tests hand in a tree of their own */
 } options;
 

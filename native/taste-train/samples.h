@@ -1,8 +1,12 @@
-/* A samples file: safetensors with x float32 [samples, ...] and y int32 [samples] or float32 [samples, ...]. Batches are read
- * into the run's buffers, so a file of any size takes no memory. */
+/* A samples file: safetensors with x and y. Packed data (bytes: images with mean and std in the metadata, or windows of tokens
+ * with the next token as target) are taken in the keyed order of the epoch; float32 samples in the file's own order. Rows are
+ * read one by one into a batch's buffer, so a file of any size takes no memory, and one that shrinks is an error and no
+ * signal. */
 #ifndef TASTE_TRAIN_SAMPLES_H
 #define TASTE_TRAIN_SAMPLES_H
 
+#include "augment.h"
+#include "sha256.h"
 #include "trainer.h"
 #include "weights.h"
 
@@ -11,17 +15,32 @@ typedef struct samples {
     taste_safetensors_entry x;
     taste_safetensors_entry y;
     int has_y;
-    int labels; /* y are int32 labels */
+    int labels; /* y are labels: int32, or tokens */
+    int packed; /* x are bytes */
+    int tokens; /* the program takes int32 */
     uint64_t count;
+    uint64_t x_elements, y_elements; /* of one sample */
+    augment_image image;             /* of packed images */
+    char digest[SHA256_HEX_BYTES];   /* of the data section */
 } samples;
 
-/* Opens the file and compares it with the model: INCOMPATIBLE where shapes or types differ, CORRUPT where x or y is missing.
- * y may be missing unless `needs_y`. To be closed with samples_close, whatever the outcome. */
+/* Which rows: positions [first, first + rows) of an epoch, or, without `keyed`, rows of the file. */
+typedef struct samples_request {
+    uint64_t first;
+    uint32_t rows;
+    int keyed;
+    uint64_t seed, epoch;
+    augment_level augment;
+} samples_request;
+
+/* Opens the file and compares it with the model: INCOMPATIBLE where shapes or types differ, CORRUPT where x or y is missing,
+ * or the data are not those that the metadata's SHA-256 tells. y may be missing unless `needs_y`. `staging` is what files
+ * are read through. To be closed with samples_close, whatever the outcome. */
 taste_status samples_open(const char *path, const trainer *trainer, int needs_y, samples *out, taste_error *error);
 void samples_close(samples *samples);
 
-/* Reads rows [first, first + rows) into the trainer's x and y; the file is a ring. */
-taste_status samples_read(const samples *samples, const trainer *trainer, uint64_t first, uint32_t rows,
+/* Reads the rows asked for into a batch. */
+taste_status samples_read(const samples *samples, const samples_request *request, const batch_buffer *batch,
                           taste_error *error);
 
 /* Made-up rows for `bench`: the same on every board. */

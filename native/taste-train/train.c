@@ -1,122 +1,129 @@
-/* taste-train train: steps over a samples file, in order. */
+/* taste-train train: epochs of optimizer steps, with evaluation, checkpoints and a result. */
+#include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 #include "error.h"
 #include "json.h"
-#include "samples.h"
-#include "trainer.h"
+#include "training.h"
 #include "verbs.h"
 
-/* Learning rate of step i (from 1): rises linearly over the warm-up. */
-static float learning_rate(const options *options, uint32_t i) {
-    float lr = options->hyper.learning_rate;
-    return i < options->warmup_steps ? lr * (float)i / (float)options->warmup_steps : lr;
-}
-
-/* One optimizer step over `effective` samples from `first` on, in micro-batches; the last one may be smaller. */
-static taste_status optimizer_step(const options *options, const trainer *t, const samples *data, uint64_t first,
-                                   uint32_t effective, uint32_t i, taste_step *out, taste_error *error) {
-    taste_hyper hyper = options->hyper;
-    taste_step micro;
-    double loss = 0;
-    uint32_t correct = 0;
-    hyper.learning_rate = learning_rate(options, i);
-    for (uint32_t done = 0; done < effective;) {
-        uint32_t rows = effective - done < t->batch_size ? effective - done : t->batch_size;
-        taste_status status = samples_read(data, t, first + done, rows, error);
-        if (status != TASTE_STATUS_OK) return status;
-        status = taste_session_gradients(t->session, t->parameters, t->program, rows, effective, t->x, t->y, &micro);
-        if (status != TASTE_STATUS_OK) return trainer_failed(t, status, error);
-        loss += micro.loss * rows;
-        correct += micro.correct;
-        done += rows;
-    }
-    taste_status status = taste_session_update(t->session, t->parameters, t->program, &hyper, &micro);
-    *out = micro;
-    out->loss = loss / effective;
-    out->correct = correct;
-    return status == TASTE_STATUS_OK ? status : trainer_failed(t, status, error);
-}
-
-static void report_step(uint32_t i, const taste_step *step) {
-    json_begin("step");
-    json_count("step", i);
-    json_real("loss", step->loss);
-    json_count("correct", step->correct);
-    json_end();
-}
-
-static void report_checkpoint(const char *path, uint32_t step) {
-    json_begin("checkpoint");
-    json_text("path", path);
-    json_count("step", step);
-    json_end();
-}
-
-static void report_result(uint32_t steps, double first_loss, const taste_step *last) {
-    json_begin("result");
-    json_text("verb", "train");
-    json_count("steps", steps);
-    json_real("loss", last->loss);
-    json_real("first_loss", first_loss);
-    json_end();
-}
-
 /* The step at which it happened goes in front of what happened. */
-static taste_status at_step(uint32_t i, taste_status status, taste_error *error) {
-    char text[TASTE_ERROR_BYTES];
+static taste_status at_step(uint64_t step, taste_status status, taste_error *error) {
+    taste_error text = *error;
     if (status != TASTE_STATUS_NON_FINITE) return status;
-    snprintf(text, sizeof text, "%s", error->text);
-    return taste_fail(error, status, "step %u: %.290s", i, text);
+    return taste_fail(error, status, "step %llu: %.290s", (unsigned long long)step, text.text);
 }
 
-static taste_status save(const options *options, const trainer *t, uint32_t step, taste_error *error) {
-    if (options->save == NULL) return TASTE_STATUS_OK;
-    taste_status status =
-        weights_save(options->save, t->model, t->parameters, step, t->staging, t->footprint.staging_bytes, error);
-    if (status == TASTE_STATUS_OK) report_checkpoint(options->save, step);
+static taste_status evaluate_test(training *run, taste_error *error) {
+    if (run->test == NULL) return TASTE_STATUS_OK;
+    taste_status status = evaluate(run->t, run->test, run->batch, 0, NULL, &run->evaluated, error);
+    if (status == TASTE_STATUS_OK) progress_report_eval(training_epochs(run), &run->evaluated);
     return status;
 }
 
-static taste_status run(const options *options, const trainer *t, const samples *data, taste_error *error) {
-    uint32_t effective = options->effective_batch > 0 ? options->effective_batch : t->batch_size;
-    taste_step step = {0};
-    double first_loss = 0;
-    uint32_t done = 0;
-    while (done < options->steps && !trainer_interrupted) {
-        taste_status status =
-            optimizer_step(options, t, data, (uint64_t)done * effective, effective, done + 1, &step, error);
-        if (status != TASTE_STATUS_OK) return at_step(done + 1, status, error);
-        if (done++ == 0) first_loss = step.loss;
-        report_step(done, &step);
+static int is_time_to_evaluate(const training *run) {
+    uint32_t every = run->options->eval_every;
+    return every > 0 && run->at.position == 0 && run->at.epoch % every == 0 && run->at.step < run->schedule.steps;
+}
+
+static taste_status save_weights(const training *run, taste_error *error) {
+    const options *o = run->options;
+    taste_status status = TASTE_STATUS_OK;
+    if (o->save != NULL) {
+        status = weights_save(o->save, &run->weights, run->at.step, error);
+        if (status == TASTE_STATUS_OK) progress_report_checkpoint(o->save, run->at.step);
     }
-    taste_status status = save(options, t, done, error);
-    if (status == TASTE_STATUS_OK && options->dump_gradients != NULL) {
-        status = weights_save_gradients(options->dump_gradients, t->model, t->session, error);
+    if (status == TASTE_STATUS_OK && o->dump_gradients != NULL)
+        status = weights_save_gradients(o->dump_gradients, run->t->model, run->t->session, error);
+    return status;
+}
+
+static taste_status stop_early(training *run, taste_error *error) {
+    taste_status status = training_save_checkpoint(run, error);
+    if (status == TASTE_STATUS_OK) status = save_weights(run, error);
+    if (status != TASTE_STATUS_OK) return at_step(run->at.step, status, error);
+    int kept = run->folder.lock >= 0;
+    return taste_fail(error, TASTE_STATUS_INTERRUPTED, "interrupted after step %llu of %llu%s. %s",
+                      (unsigned long long)run->at.step, (unsigned long long)run->schedule.steps,
+                      kept                           ? ", checkpoint saved"
+                      : run->options->save != NULL   ? ", weights saved"
+                                                     : "",
+                      kept ? "Run the same command with --resume to go on." : "Run it again to start anew.");
+}
+
+static taste_status steps(training *run, taste_error *error) {
+    while (run->at.step < run->schedule.steps) {
+        if (trainer_interrupted) return stop_early(run, error);
+        taste_status status = training_step(run, error);
+        if (status != TASTE_STATUS_OK) return at_step(run->at.step + 1, status, error);
+        if (is_time_to_evaluate(run)) status = evaluate_test(run, error);
+        if (status == TASTE_STATUS_OK && run->at.step < run->schedule.steps) status = training_save_if_due(run, error);
+        if (status == TASTE_STATUS_INTERRUPTED) continue;
+        if (status != TASTE_STATUS_OK) return at_step(run->at.step, status, error);
     }
-    if (status != TASTE_STATUS_OK) return status;
-    if (done < options->steps) {
-        return taste_fail(error, TASTE_STATUS_INTERRUPTED, "interrupted after step %u of %u%s. Run it again to go on.",
-                          done, options->steps, options->save != NULL ? ", weights saved" : "");
-    }
-    report_result(done, first_loss, &step);
     return TASTE_STATUS_OK;
+}
+
+static void report(const training *run, const char *sha256_text) {
+    json_begin("result");
+    json_text("verb", "train");
+    json_real("epochs", training_epochs(run));
+    json_count("steps", run->at.step);
+    json_count("batch_size", run->t->batch_size);
+    json_count("effective_batch", run->batches.effective);
+    json_real("loss", run->loss);
+    json_real("first_loss", run->first_loss);
+    json_real("test_loss", tally_loss(&run->evaluated));
+    json_real("test_accuracy", tally_accuracy(&run->evaluated));
+    json_real("samples_per_s", progress_samples_per_s(&run->progress));
+    json_text("sha256", sha256_text);
+    json_end();
+}
+
+static taste_status run_to_the_end(training *run, taste_error *error) {
+    char digits[SHA256_HEX_BYTES];
+    sha256 hash;
+    taste_status status = steps(run, error);
+    if (status != TASTE_STATUS_OK) return status;
+    sha256_start(&hash);
+    status = canonical_hash(&run->weights, &hash, error);
+    if (status != TASTE_STATUS_OK) return at_step(run->at.step, status, error);
+    sha256_finish(&hash, digits);
+    if (run->at.step > run->saved_step) status = training_save_checkpoint(run, error);
+    if (status == TASTE_STATUS_OK) status = save_weights(run, error);
+    if (status == TASTE_STATUS_OK) status = evaluate_test(run, error);
+    if (status == TASTE_STATUS_OK) report(run, digits);
+    return status;
+}
+
+static taste_status train(const options *options, const trainer *t, const samples *data, const samples *test,
+                          taste_error *error) {
+    static training run; /* holds a thread's mutex: does not move */
+    taste_status status = training_init(options, t, data, test, &run, error);
+    if (status != TASTE_STATUS_OK) return status;
+    status = training_open_folder(&run, error);
+    if (status == TASTE_STATUS_OK) status = training_start_reader(&run, error);
+    if (status == TASTE_STATUS_OK) {
+        taste_pool_enter(t->pool);
+        status = run_to_the_end(&run, error);
+        taste_pool_leave(t->pool);
+    }
+    prefetch_stop(&run.reader);
+    run_folder_close(&run.folder);
+    return status;
 }
 
 taste_status verb_train(const options *options, taste_error *error) {
     trainer t;
-    samples data;
+    samples data = {.file.file = -1}, test = {.file.file = -1};
     taste_status status = trainer_open(options, "train", 1, &t, error);
-    if (status == TASTE_STATUS_OK) {
-        status = samples_open(options->samples, &t, 1, &data, error);
-        if (status == TASTE_STATUS_OK) {
-            taste_pool_enter(t.pool);
-            status = run(options, &t, &data, error);
-            taste_pool_leave(t.pool);
-        }
-        samples_close(&data);
-    }
+    if (status == TASTE_STATUS_OK) status = samples_open(options->samples, &t, 1, &data, error);
+    if (status == TASTE_STATUS_OK && options->test != NULL)
+        status = samples_open(options->test, &t, 1, &test, error);
+    if (status == TASTE_STATUS_OK)
+        status = train(options, &t, &data, options->test != NULL ? &test : NULL, error);
+    samples_close(&data);
+    samples_close(&test);
     trainer_close(&t);
     return status;
 }

@@ -18,13 +18,27 @@ uint32_t trainer_threads(const options *options) {
     return options->core_count > 0 ? options->core_count : taste_pool_available_cores();
 }
 
+footprint_need trainer_need(const options *options, const taste_model *model, uint32_t program) {
+    taste_program_facts facts = {0};
+    (void)taste_model_program(model, program, &facts);
+    /* SGD always has room for momentum, so that a size that was measured with it fits without it. */
+    return (footprint_need){
+        .program = program,
+        .batch_size = options->batch_size,
+        .threads = trainer_threads(options),
+        .slots = options->hyper.optimizer == TASTE_OPTIMIZER_SGD ? 1 : 2,
+        .accumulate = facts.updates && options->effective_batch > options->batch_size,
+    };
+}
+
 /* Refuses a plan that is larger than what may be used, with the largest batch size that is not. */
-static taste_status check_memory(const options *options, const trainer *t, int accumulate, taste_error *error) {
+static taste_status check_memory(const options *options, const trainer *t, const footprint_need *need,
+                                 taste_error *error) {
     uint64_t free_bytes = memory_available_bytes(options->system_root);
     uint64_t limit = options->memory > 0 && options->memory < free_bytes ? options->memory : free_bytes;
     footprint_line line;
     if (t->footprint.planned_bytes <= limit) return TASTE_STATUS_OK;
-    taste_status status = footprint_line_of(t->model, t->program, t->threads, accumulate, &line, error);
+    taste_status status = footprint_line_of(t->model, need, &line, error);
     if (status != TASTE_STATUS_OK) return status;
     uint32_t largest = footprint_largest_batch(&line, limit);
     const char *whose = limit == options->memory ? "the limit is" : "free are";
@@ -78,13 +92,15 @@ static void announce_plan(const trainer *t) {
     json_end();
 }
 
-static taste_status open_parts(const options *options, trainer *t, int accumulate, int needs_weights,
+static taste_status open_parts(const options *options, trainer *t, const footprint_need *need, int needs_weights,
                                taste_error *error) {
     const footprint *f = &t->footprint;
-    taste_use use = {t->program, t->batch_size};
-    taste_session_options session_options = {.momentum = t->facts.updates, .accumulate = accumulate};
-    t->x = t->block + f->x;
-    t->y = t->block + f->y;
+    taste_use uses[2];
+    taste_session_options session_options;
+    size_t use_count = footprint_session(t->model, need, &session_options, uses);
+    t->eval_program = uses[use_count - 1].program;
+    for (int i = 0; i < 2; i++)
+        t->batches[i] = (batch_buffer){t->block + f->x[i], t->block + f->y[i], t->block + f->raw[i]};
     t->logits = (float *)(t->block + f->logits);
     t->staging = (float *)(t->block + f->staging);
     taste_status status =
@@ -97,15 +113,14 @@ static taste_status open_parts(const options *options, trainer *t, int accumulat
     status = taste_pool_start(t->threads, options->core_count > 0 ? options->cores : NULL, t->block + f->pool,
                               f->pool_bytes, &t->pool, error);
     if (status != TASTE_STATUS_OK) return status;
-    return taste_session_init(t->model, &use, 1, &session_options, t->pool, t->block + f->session, f->session_bytes,
-                              &t->session, error);
+    return taste_session_init(t->model, uses, use_count, &session_options, t->pool, t->block + f->session,
+                              f->session_bytes, &t->session, error);
 }
 
 taste_status trainer_open(const options *options, const char *program, int needs_weights, trainer *out,
                           taste_error *error) {
     *out =
         (trainer){.model = taste_model_get(), .batch_size = options->batch_size, .threads = trainer_threads(options)};
-    int accumulate = options->effective_batch > options->batch_size;
     taste_status status = taste_model_check_cpu(out->model, error);
     if (status != TASTE_STATUS_OK) return status;
     if (taste_model_find_program(out->model, program, &out->program) != TASTE_STATUS_OK) {
@@ -117,17 +132,18 @@ taste_status trainer_open(const options *options, const char *program, int needs
         return taste_fail(error, TASTE_STATUS_USAGE, "%u threads asked for. Use 1 to %d.", out->threads,
                           TASTE_MAX_THREADS);
     }
-    status = footprint_of(out->model, out->program, out->batch_size, out->threads, accumulate, &out->footprint, error);
-    if (status == TASTE_STATUS_OK) status = check_memory(options, out, accumulate, error);
+    footprint_need need = trainer_need(options, out->model, out->program);
+    status = footprint_of(out->model, &need, &out->footprint, error);
+    if (status == TASTE_STATUS_OK) status = check_memory(options, out, &need, error);
     if (status != TASTE_STATUS_OK) return status;
     out->x_sample_bytes = footprint_sample_bytes(out->model, out->facts.input);
-    out->y_sample_bytes = footprint_sample_bytes(out->model, out->facts.target);
-    if (out->y_sample_bytes == 0) out->y_sample_bytes = sizeof(int32_t);
+    out->y_sample_bytes = footprint_target_bytes(out->model, &out->facts);
+    out->logits_sample_bytes = footprint_sample_bytes(out->model, out->facts.output);
     announce_plan(out);
     memory_volunteer();
     footprint_touch_program();
     status = map_block(out, error);
-    return status == TASTE_STATUS_OK ? open_parts(options, out, accumulate, needs_weights, error) : status;
+    return status == TASTE_STATUS_OK ? open_parts(options, out, &need, needs_weights, error) : status;
 }
 
 void trainer_close(trainer *trainer) {

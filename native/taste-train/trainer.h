@@ -7,6 +7,13 @@
 #include "footprint.h"
 #include "options.h"
 
+/* A batch and one row as a packed file has it. */
+typedef struct batch_buffer {
+    void *x; /* 4 bytes an element */
+    void *y;
+    unsigned char *raw;
+} batch_buffer;
+
 typedef struct trainer {
     const taste_model *model;
     uint32_t program;
@@ -18,12 +25,13 @@ typedef struct trainer {
     taste_parameters *parameters;
     taste_pool *pool; /* NULL: not started */
     taste_session *session;
-    void *x; /* one batch, float32 */
-    void *y; /* its targets, 4 bytes an element */
+    uint32_t eval_program;   /* of a trainer that trains, to be run in between; else the program itself */
+    batch_buffer batches[2]; /* the second only where the program trains */
     float *logits;
     float *staging;
     uint64_t x_sample_bytes;
     uint64_t y_sample_bytes;
+    uint64_t logits_sample_bytes;
 } trainer;
 
 /* Set by Ctrl-C; loops look at it between steps. */
@@ -31,6 +39,9 @@ extern volatile sig_atomic_t trainer_interrupted;
 
 /* Threads that a run will use: what was asked for, the named cores, or all that there are. */
 uint32_t trainer_threads(const options *options);
+
+/* What a run of this program will need. */
+footprint_need trainer_need(const options *options, const taste_model *model, uint32_t program);
 
 /* Checks CPU and memory, announces the plan, maps and touches the block, fills the parameters from the weights file or the
  * seed, starts the pool. `kinds` of tensors without a weights file or seeded value are an error for verbs whose result

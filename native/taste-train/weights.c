@@ -136,35 +136,30 @@ taste_status weights_load(const char *path, const taste_model *model, taste_para
 /* The header of a file of the model's tensors, through the staging buffer. */
 static taste_status put_header(io_writer *writer, const taste_model *model, uint32_t kinds, const char *metadata,
                                void *staging, size_t staging_bytes, taste_error *error) {
-    size_t bytes = taste_safetensors_header(model, kinds, metadata, staging_bytes, staging);
+    size_t bytes = taste_safetensors_header(model, kinds, 0, metadata, staging_bytes, staging);
     if (bytes <= staging_bytes) return io_append(writer, staging, bytes, error);
     io_discard(writer);
     return taste_fail(error, TASTE_STATUS_INTERNAL,
                       "a header of %zu bytes is larger than the buffer of %zu. Report this.", bytes, staging_bytes);
 }
 
-taste_status weights_save(const char *path, const taste_model *model, const taste_parameters *parameters, uint64_t step,
-                          void *staging, size_t staging_bytes, taste_error *error) {
-    const uint32_t kinds = 1u << TASTE_KIND_PARAMETER | 1u << TASTE_KIND_STATE;
+static taste_status append_piece(void *context, const canonical_item *item, const float *values, size_t count,
+                                 taste_error *error) {
+    (void)item;
+    return io_append(context, values, count * sizeof *values, error);
+}
+
+taste_status weights_save(const char *path, const canonical *c, uint64_t step, taste_error *error) {
     taste_model_facts model_facts;
     io_writer writer;
     char metadata[128];
-    (void)taste_model_describe(model, &model_facts);
+    (void)taste_model_describe(c->model, &model_facts);
     snprintf(metadata, sizeof metadata, "{\"build_id\":\"%.64s\",\"step\":\"%llu\"}", model_facts.build_id,
              (unsigned long long)step);
     taste_status status = io_create(&writer, path, error);
-    if (status == TASTE_STATUS_OK) status = put_header(&writer, model, kinds, metadata, staging, staging_bytes, error);
-    for (uint32_t i = 0; i < model_facts.tensor_count && status == TASTE_STATUS_OK; i++) {
-        taste_tensor_facts facts;
-        (void)taste_model_tensor(model, i, &facts);
-        if (facts.kind != TASTE_KIND_PARAMETER && facts.kind != TASTE_KIND_STATE) continue;
-        size_t piece = staging_bytes / 4;
-        for (uint64_t first = 0; first < facts.element_count && status == TASTE_STATUS_OK; first += piece) {
-            size_t n = facts.element_count - first < piece ? (size_t)(facts.element_count - first) : piece;
-            (void)taste_parameters_read_range(parameters, i, first, n, staging);
-            status = io_append(&writer, staging, n * 4, error);
-        }
-    }
+    if (status == TASTE_STATUS_OK)
+        status = put_header(&writer, c->model, c->kinds, metadata, c->staging, c->staging_bytes, error);
+    if (status == TASTE_STATUS_OK) status = canonical_walk(c, append_piece, &writer, error);
     return status == TASTE_STATUS_OK ? io_commit(&writer, error) : status;
 }
 
@@ -174,7 +169,7 @@ taste_status weights_save_gradients(const char *path, const taste_model *model, 
     taste_model_facts model_facts;
     io_writer writer;
     (void)taste_model_describe(model, &model_facts);
-    uint64_t largest = taste_safetensors_header(model, kinds, NULL, 0, NULL);
+    uint64_t largest = taste_safetensors_header(model, kinds, 0, NULL, 0, NULL);
     for (uint32_t i = 0; i < model_facts.tensor_count; i++) {
         taste_tensor_facts facts;
         (void)taste_model_tensor(model, i, &facts);

@@ -2,7 +2,7 @@
 #ifndef TASTE_TRAIN_WEIGHTS_H
 #define TASTE_TRAIN_WEIGHTS_H
 
-#include "taste.h"
+#include "canonical.h"
 
 /* A safetensors file open for reading; its header stays mapped until closed. */
 typedef struct tensor_file {
@@ -24,9 +24,8 @@ int tensor_file_find(tensor_file *file, const char *name, taste_safetensors_entr
 taste_status weights_load(const char *path, const taste_model *model, taste_parameters *parameters, void *staging,
                           size_t staging_bytes, taste_error *error);
 
-/* Writes parameters and states, whole or not at all. */
-taste_status weights_save(const char *path, const taste_model *model, const taste_parameters *parameters, uint64_t step,
-                          void *staging, size_t staging_bytes, taste_error *error);
+/* Writes what `c` holds, without slots, whole or not at all. */
+taste_status weights_save(const char *path, const canonical *c, uint64_t step, taste_error *error);
 
 /* Writes every parameter's gradient under the parameter's name. */
 taste_status weights_save_gradients(const char *path, const taste_model *model, taste_session *session,

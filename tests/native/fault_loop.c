@@ -81,6 +81,8 @@ static uint64_t hash_file(const char *path) {
 
 /* Saves weights of seed n over those of seed 0, the n-th operation failing; 1: the save went through. */
 static int save_once(int n, const char *folder, taste_parameters *parameters, void *staging) {
+    const uint32_t kinds = 1u << TASTE_KIND_PARAMETER | 1u << TASTE_KIND_STATE;
+    const canonical all = {taste_model_get(), parameters, NULL, kinds, 0, staging, 65536};
     char path[256];
     taste_error error = {{0}};
     snprintf(path, sizeof path, "%s/saved", folder);
@@ -89,12 +91,12 @@ static int save_once(int n, const char *folder, taste_parameters *parameters, vo
     int planted = in_place;
     in_place = 0;
     (void)taste_parameters_seed(parameters, 0, NULL);
-    CHECK(weights_save(path, taste_model_get(), parameters, 0, staging, 65536, &error) == TASTE_STATUS_OK);
+    CHECK(weights_save(path, &all, 0, &error) == TASTE_STATUS_OK);
     in_place = planted;
     uint64_t before = hash_file(path);
     (void)taste_parameters_seed(parameters, (uint64_t)n, NULL);
     countdown = n;
-    taste_status status = weights_save(path, taste_model_get(), parameters, 1, staging, 65536, &error);
+    taste_status status = weights_save(path, &all, 1, &error);
     int met = countdown <= 0;
     if (status == TASTE_STATUS_OK) {
         /* The last operation closes the folder, which nothing depends on any more. */

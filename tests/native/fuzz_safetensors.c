@@ -19,6 +19,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t count) {
     taste_status status = taste_safetensors_open(bytes + 2, count - 2, file_bytes, &file, &needed, &error);
     if (status == TASTE_STATUS_DOES_NOT_FIT && needed > file_bytes) abort();
     if (status != TASTE_STATUS_OK) return 0;
+    char value[16];
+    if (taste_safetensors_metadata(&file, "c", sizeof value, value) && memchr(value, 0, sizeof value) == NULL) abort();
+    taste_safetensors_rewind(&file);
     end = needed;
     while (taste_safetensors_next(&file, &entry)) {
         if (entry.first_byte != end || entry.end_byte < entry.first_byte || entry.end_byte > file_bytes) abort();

@@ -111,9 +111,12 @@ static int loss_row(const operands *o, int64_t n) {
     float highest = logits[0], sum = 0;
     for (int c = 1; c < CLASSES; c++) highest = logits[c] > highest ? logits[c] : highest;
     for (int c = 0; c < CLASSES; c++) sum += p[c] = expf(logits[c] - highest);
-    o->at[3][n] = logf(sum) - (logits[labels[n]] - highest);
+    float smoothing = *o->at[3], mean = 0;
+    for (int c = 0; c < CLASSES; c++) mean += (logits[c] - highest) / CLASSES;
+    o->at[4][n] = logf(sum) - (1.0f - smoothing) * (logits[labels[n]] - highest) - smoothing * mean;
     for (int c = 0; c < CLASSES; c++) {
-        o->at[4][n * CLASSES + c] = *o->at[2] * (p[c] / sum - (c == labels[n] ? 1.0f : 0.0f));
+        float wanted = (c == labels[n] ? 1.0f - smoothing : 0.0f) + smoothing / CLASSES;
+        o->at[5][n * CLASSES + c] = *o->at[2] * (p[c] / sum - wanted);
     }
     return __TVMBackendFreeWorkspace(TASTE_DL_CPU, 0, p);
 }
@@ -131,7 +134,7 @@ static int loss_task(int task, taste_parallel_group *group, void *closure) {
 int mlp_loss(void *handle, const taste_ffi_any *arguments, int32_t count, taste_ffi_any *result) {
     operands o;
     (void)handle, (void)result;
-    if (unpack(arguments, count, 5, 0, &o) != 0) return -1;
+    if (unpack(arguments, count, 6, 0, &o) != 0) return -1;
     return __TVMBackendParallelLaunch(loss_task, &o, 0);
 }
 

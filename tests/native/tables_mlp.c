@@ -10,6 +10,15 @@
 #define TABLE_VECTOR_BITS 0
 #endif
 
+/* With FREEZE_HEAD_BIAS the last parameter has no gradient, as in a build that trains only some of them. */
+#ifdef FREEZE_HEAD_BIAS
+#define HEAD_UPDATED_BYTES W2_BYTES
+#define HEAD_BIAS_GRADIENT .region = TASTE_REGION_FIXED, .program = 0, .offset_bytes = B1_BYTES
+#else
+#define HEAD_UPDATED_BYTES HEAD_BYTES
+#define HEAD_BIAS_GRADIENT STORED_IN(TASTE_REGION_GRADIENTS, HIDDEN_BYTES + W2_BYTES, 2)
+#endif
+
 #define ROUND(bytes) (((bytes) + 63) / 64 * 64)
 #define FLOATS(count) ROUND((count) * 4)
 
@@ -21,6 +30,7 @@ enum {
     MEAN,
     CONSTANT,
     LOSS_SCALE,
+    SMOOTHING,
     DROPOUT,
     DW1,
     DB1,
@@ -105,6 +115,7 @@ static const taste_tensor tensors[TENSORS] = {
     [MEAN] = {.name = "scale.mean", B1_LAYOUT, STORED_IN(TASTE_REGION_STATES, 0, 1), SET(0)},
     [CONSTANT] = {.name = "scale.constant", B1_LAYOUT, STORED_IN(TASTE_REGION_CONSTANTS, 0, 1), SET(1.25f)},
     [LOSS_SCALE] = {.name = "loss_scale", SCALAR_LAYOUT(1), STORED_IN(TASTE_REGION_SCALARS, 0, 0)},
+    [SMOOTHING] = {.name = "label_smoothing", SCALAR_LAYOUT(1), STORED_IN(TASTE_REGION_SCALARS, 128, 0)},
     [DROPOUT] = {.name = "dropout_counter",
                  SCALAR_LAYOUT(4),
                  STORED_IN(TASTE_REGION_SCALARS, 64, 0),
@@ -112,7 +123,7 @@ static const taste_tensor tensors[TENSORS] = {
     [DW1] = {.name = "hidden.weight.gradient", W1_LAYOUT, STORED_IN(TASTE_REGION_GRADIENTS, 0, 0)},
     [DB1] = {.name = "hidden.bias.gradient", B1_LAYOUT, STORED_IN(TASTE_REGION_GRADIENTS, W1_BYTES, 0)},
     [DW2] = {.name = "head.weight.gradient", W2_LAYOUT, STORED_IN(TASTE_REGION_GRADIENTS, HIDDEN_BYTES, 2)},
-    [DB2] = {.name = "head.bias.gradient", B2_LAYOUT, STORED_IN(TASTE_REGION_GRADIENTS, HIDDEN_BYTES + W2_BYTES, 2)},
+    [DB2] = {.name = "head.bias.gradient", B2_LAYOUT, HEAD_BIAS_GRADIENT},
     [X] = {.name = "x", X_LAYOUT, ARENA(0, X_AT)},
     [Y] = {.name = "y", ROW_LAYOUT, ARENA(0, Y_AT), .dtype = TASTE_DTYPE_INT32},
     [H] = {.name = "hidden", H_LAYOUT, ARENA(0, H_AT)},
@@ -139,7 +150,7 @@ static const taste_call train_calls[] = {
     CALL(mlp_scale, TASTE_PHASE_FORWARD, 1, H, CONSTANT, S),
     CALL(mlp_mean, TASTE_PHASE_FORWARD, 1, S, SUMS, MEAN),
     CALL(mlp_head, TASTE_PHASE_FORWARD, 2, S, W2, B2, LOGITS),
-    CALL(mlp_loss, TASTE_PHASE_LOSS, 2, LOGITS, Y, LOSS_SCALE, LOSS, DLOGITS),
+    CALL(mlp_loss, TASTE_PHASE_LOSS, 2, LOGITS, Y, LOSS_SCALE, SMOOTHING, LOSS, DLOGITS),
     CALL(mlp_head_weight_gradient, TASTE_PHASE_BACKWARD, 2, DLOGITS, S, DW2, DB2),
     CALL(mlp_head_data_gradient, TASTE_PHASE_BACKWARD, 2, DLOGITS, W2, DS),
     CALL(mlp_scale, TASTE_PHASE_BACKWARD, 1, DS, CONSTANT, DH),
@@ -172,7 +183,7 @@ static const taste_program programs[] = {
      .loss_first = 4,
      .loss_end = 5,
      .blocks = train_blocks,
-     .fixed_bytes = B1_BYTES,
+     .fixed_bytes = B1_BYTES + B2_BYTES,
      .per_sample_bytes = TRAIN_BYTES,
      .input = X,
      .target = Y,
@@ -195,9 +206,9 @@ static const taste_program programs[] = {
 };
 
 static const taste_segment segments[] = {
-    {"hidden", 0, HIDDEN_BYTES, 0, 0},
-    {"scale", HIDDEN_BYTES, 0, 0, B1_BYTES},
-    {"head", HIDDEN_BYTES, HEAD_BYTES, B1_BYTES, 0},
+    {"hidden", 0, HIDDEN_BYTES, W1_BYTES, HIDDEN_BYTES, 0, 0},
+    {"scale", HIDDEN_BYTES, 0, 0, 0, 0, B1_BYTES},
+    {"head", HIDDEN_BYTES, HEAD_BYTES, W2_BYTES, HEAD_UPDATED_BYTES, B1_BYTES, 0},
 };
 
 static const char *const block_names[] = {"hidden", "scale", "head"};
@@ -226,5 +237,6 @@ const taste_model taste_model_table = {
     .state_bytes = B1_BYTES,
     .constant_bytes = B1_BYTES,
     .loss_scale = LOSS_SCALE,
+    .label_smoothing = SMOOTHING,
     .dropout_counter = DROPOUT,
 };

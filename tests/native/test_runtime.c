@@ -29,7 +29,7 @@ opened open_model(uint32_t threads, uint32_t batch_size, int accumulate) {
     opened o = {.model = taste_model_get()};
     taste_error error = {{0}};
     const taste_use uses[] = {{0, batch_size}, {1, batch_size}};
-    const taste_session_options options = {.momentum = 1, .accumulate = accumulate};
+    const taste_session_options options = {.slots = 1, .accumulate = accumulate};
     size_t bytes = 0, pool_bytes = taste_pool_bytes(threads), parameters_bytes = taste_parameters_bytes(o.model);
     CHECK(taste_session_bytes(o.model, uses, 2, &options, &bytes, &error) == TASTE_STATUS_OK);
     o.blocks[0] = new_block(parameters_bytes);

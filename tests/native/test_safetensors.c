@@ -102,16 +102,41 @@ static void check_lengths(void) {
     CHECK(taste_safetensors_open(prefix, 8, 1000, &parsed, &needed, &error) == TASTE_STATUS_CORRUPT);
 }
 
+/* Values of metadata by key, wherever they stand; and the optimizer's tensors behind the model's. */
+static void check_metadata(void) {
+    static const char *const text =
+        "{" TENSOR("a", "1", "0", "4") ",\"__metadata__\":{\"k\":\"v\",\"\\u0071\":\"\\\"x\\n\",\"long\":\"12345678\"}}";
+    char value[8], header[8192];
+    taste_error error;
+    uint64_t needed, parameters = (40 * 1002 + 1002 + 5 * 1002 + 5) * 4;
+    memset(header, 0, 8);
+    header[0] = (char)strlen(text);
+    memcpy(header + 8, text, strlen(text));
+    size_t whole = strlen(text) + 8;
+    CHECK(taste_safetensors_open(header, whole, whole + 4, &parsed, &needed, &error) == TASTE_STATUS_OK);
+    CHECK(taste_safetensors_metadata(&parsed, "k", sizeof value, value) && strcmp(value, "v") == 0);
+    CHECK(taste_safetensors_metadata(&parsed, "q", sizeof value, value) && strcmp(value, "\"x\n") == 0);
+    CHECK(!taste_safetensors_metadata(&parsed, "long", sizeof value, value));
+    CHECK(!taste_safetensors_metadata(&parsed, "a", sizeof value, value));
+    size_t bytes = taste_safetensors_header(taste_model_get(), 1, 2, NULL, sizeof header, header);
+    CHECK(bytes < sizeof header);
+    CHECK(taste_safetensors_open(header, bytes, bytes + 3 * parameters, &parsed, &needed, &error) == TASTE_STATUS_OK);
+    CHECK(parsed.tensor_count == 12 && !taste_safetensors_metadata(&parsed, "k", sizeof value, value));
+    taste_safetensors_entry entry;
+    for (int i = 0; i < 9; i++) CHECK(taste_safetensors_next(&parsed, &entry));
+    CHECK(strcmp(entry.name, "optimizer.1.hidden.weight") == 0);
+}
+
 /* The model's own header: read back, then cut at every length, then every byte changed. */
 static void check_damage(void) {
     const taste_model *model = taste_model_get();
     const uint32_t kinds = 1u << TASTE_KIND_PARAMETER | 1u << TASTE_KIND_STATE;
-    size_t bytes = taste_safetensors_header(model, kinds, "{\"step\":\"1\"}", 0, NULL);
+    size_t bytes = taste_safetensors_header(model, kinds, 0, "{\"step\":\"1\"}", 0, NULL);
     char *file = malloc(bytes);
     taste_error error;
     taste_safetensors_entry entry;
     uint64_t needed, data = (40 * 1002 + 1002 + 5 * 1002 + 5 + 1002) * 4;
-    CHECK(taste_safetensors_header(model, kinds, "{\"step\":\"1\"}", bytes, file) == bytes);
+    CHECK(taste_safetensors_header(model, kinds, 0, "{\"step\":\"1\"}", bytes, file) == bytes);
     CHECK(taste_safetensors_open(file, bytes, bytes + data, &parsed, &needed, &error) == TASTE_STATUS_OK);
     CHECK(parsed.tensor_count == 5 && bytes % 8 == 0);
     CHECK(taste_safetensors_next(&parsed, &entry) && strcmp(entry.name, "hidden.weight") == 0);
@@ -138,6 +163,7 @@ void test_safetensors(void) {
     check_grammar();
     check_lengths();
     check_damage();
+    check_metadata();
     CHECK(strstr(taste_header_text(), "/* cffi: begin */") != NULL &&
           strstr(taste_header_text(), "/* cffi: end */") != NULL);
 }

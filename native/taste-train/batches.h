@@ -1,0 +1,31 @@
+/* An epoch cut into optimizer steps, and those into micro-batches. */
+#ifndef TASTE_TRAIN_BATCHES_H
+#define TASTE_TRAIN_BATCHES_H
+
+#include "taste.h"
+
+typedef struct batches {
+    uint64_t samples;     /* of an epoch */
+    uint32_t batch_size;  /* of a micro-batch, at most */
+    uint32_t effective;   /* of an optimizer step; the last one of an epoch may have fewer */
+    uint32_t minimum;     /* that a program which trains needs */
+} batches;
+
+/* Where a run stands: whole optimizer steps and epochs done, and samples of the epoch that are done. */
+typedef struct place {
+    uint64_t step, epoch, position;
+} place;
+
+/* USAGE where some micro-batch would be too small for the model. */
+taste_status batches_check(const batches *b, taste_error *error);
+
+uint64_t batches_steps_an_epoch(const batches *b);
+
+/* Samples of the optimizer step that `at` lies in, and rows of the micro-batch that starts there. */
+uint32_t batches_effective(const batches *b, const place *at);
+uint32_t batches_rows(const batches *b, const place *at);
+
+/* Goes on behind the micro-batch that starts at `at`. */
+void batches_advance(const batches *b, place *at);
+
+#endif

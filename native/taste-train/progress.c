@@ -1,0 +1,64 @@
+#include "progress.h"
+
+#include <math.h>
+
+#include "clock.h"
+#include "json.h"
+
+static const double burst = 10;
+
+void progress_start(progress *p, double rate) {
+    *p = (progress){.rate = rate, .allowance = burst, .last_ns = taste_now_ns()};
+}
+
+void progress_step_done(progress *p, uint64_t samples, uint64_t elapsed_ns) {
+    p->samples += samples;
+    p->step_ns += elapsed_ns;
+}
+
+static double per_second(uint64_t samples, uint64_t ns) {
+    return ns > 0 ? (double)samples * 1e9 / (double)ns : 0;
+}
+
+double progress_samples_per_s(const progress *p) {
+    return per_second(p->samples, p->step_ns);
+}
+
+static int may_report(progress *p) {
+    uint64_t now = taste_now_ns();
+    p->allowance = fmin(fmax(burst, p->rate), p->allowance + p->rate * (double)(now - p->last_ns) * 1e-9);
+    p->last_ns = now;
+    if (p->allowance < 1) return 0;
+    p->allowance -= 1;
+    return 1;
+}
+
+void progress_report_step(progress *p, const progress_step *step) {
+    if (!may_report(p) && !step->last_of_epoch) return;
+    json_begin("step");
+    json_count("step", step->at->step);
+    json_real("epoch", step->epoch);
+    json_real("loss", step->loss);
+    json_real("accuracy", step->labels > 0 ? (double)step->correct / (double)step->labels : NAN);
+    json_real("lr", (double)step->rate);
+    json_real("samples_per_s", per_second(p->samples - p->samples_reported, p->step_ns - p->step_ns_reported));
+    json_end();
+    p->samples_reported = p->samples;
+    p->step_ns_reported = p->step_ns;
+}
+
+void progress_report_eval(double epoch, const tally *sum) {
+    json_begin("eval");
+    json_real("epoch", epoch);
+    json_real("loss", tally_loss(sum));
+    json_real("accuracy", tally_accuracy(sum));
+    json_count("samples", sum->samples);
+    json_end();
+}
+
+void progress_report_checkpoint(const char *path, uint64_t step) {
+    json_begin("checkpoint");
+    json_text("path", path);
+    json_count("step", step);
+    json_end();
+}

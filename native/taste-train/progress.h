@@ -1,0 +1,36 @@
+/* What a training run tells on stdout while it goes on. */
+#ifndef TASTE_TRAIN_PROGRESS_H
+#define TASTE_TRAIN_PROGRESS_H
+
+#include "batches.h"
+#include "evaluate.h"
+
+/* Time and samples of the steps alone, and how many step events may still be written. */
+typedef struct progress {
+    double rate; /* step events a second, at most, in bursts of at most 10 */
+    double allowance;
+    uint64_t last_ns;
+    uint64_t samples, step_ns;                   /* of the whole run */
+    uint64_t samples_reported, step_ns_reported; /* up to the last event */
+} progress;
+
+/* `labels`: how many there are in the step. */
+typedef struct progress_step {
+    const place *at; /* behind the step */
+    double epoch;
+    double loss;
+    uint64_t correct, labels;
+    float rate;
+    int last_of_epoch;
+} progress_step;
+
+void progress_start(progress *p, double rate);
+void progress_step_done(progress *p, uint64_t samples, uint64_t elapsed_ns);
+void progress_report_step(progress *p, const progress_step *step);
+void progress_report_eval(double epoch, const tally *sum);
+void progress_report_checkpoint(const char *path, uint64_t step);
+
+/* Samples a second of all steps so far. */
+double progress_samples_per_s(const progress *p);
+
+#endif

@@ -1,0 +1,114 @@
+#include "run_folder.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "error.h"
+
+static const char name_format[] = "%s/checkpoint-%u.safetensors";
+
+static void name_generation(const run_folder *folder, uint32_t generation, char out[IO_PATH_BYTES]) {
+    snprintf(out, IO_PATH_BYTES, name_format, folder->path, generation);
+}
+
+static taste_status failed(const char *what, const char *path, taste_error *error) {
+    int full = errno == ENOSPC || errno == EDQUOT;
+    return taste_fail(error, full ? TASTE_STATUS_NO_SPACE : TASTE_STATUS_IO, "cannot %s %.160s (%s). %s", what, path,
+                      strerror(errno), full ? "Free some space." : "Look at the path and the disk.");
+}
+
+static taste_status take_lock(run_folder *folder, taste_error *error) {
+    char path[IO_PATH_BYTES], holder[24] = {0};
+    snprintf(path, sizeof path, "%s/lock", folder->path);
+    folder->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (folder->lock < 0) return failed("open", path, error);
+    if (flock(folder->lock, LOCK_EX | LOCK_NB) != 0) {
+        if (errno != EWOULDBLOCK) return failed("lock", path, error);
+        if (pread(folder->lock, holder, sizeof holder - 1, 0) <= 0) snprintf(holder, sizeof holder, "unknown");
+        holder[strcspn(holder, "\n")] = 0;
+        return taste_fail(error, TASTE_STATUS_BUSY,
+                          "%.160s is in use by process %s. Wait for it, or use another folder.", folder->path, holder);
+    }
+    int length = snprintf(holder, sizeof holder, "%ld\n", (long)getpid());
+    if (ftruncate(folder->lock, 0) != 0 || pwrite(folder->lock, holder, (size_t)length, 0) != length)
+        return failed("write", path, error);
+    return TASTE_STATUS_OK;
+}
+
+/* checkpoint-0.safetensors.123.part: of a run that was killed while it wrote. The lock says that nobody writes now. */
+static void remove_unfinished(const run_folder *folder) {
+    DIR *entries = opendir(folder->path);
+    if (entries == NULL) return;
+    for (struct dirent *entry = readdir(entries); entry != NULL; entry = readdir(entries)) {
+        size_t length = strlen(entry->d_name);
+        if (strncmp(entry->d_name, "checkpoint-", 11) != 0 || length < 5) continue;
+        if (strcmp(entry->d_name + length - 5, ".part") != 0) continue;
+        char path[IO_PATH_BYTES];
+        if (snprintf(path, sizeof path, "%s/%s", folder->path, entry->d_name) < (int)sizeof path)
+            (void)io->unlink(path);
+    }
+    closedir(entries);
+}
+
+taste_status run_folder_open(const char *path, run_folder *out, taste_error *error) {
+    *out = (run_folder){.path = path, .lock = -1};
+    if (strlen(path) + 64 > IO_PATH_BYTES) {
+        return taste_fail(error, TASTE_STATUS_USAGE, "a path of %zu characters is too long. Use a shorter one.",
+                          strlen(path));
+    }
+    if (mkdir(path, 0777) != 0 && errno != EEXIST) return failed("make the folder", path, error);
+    taste_status status = take_lock(out, error);
+    if (status == TASTE_STATUS_OK) remove_unfinished(out);
+    return status;
+}
+
+void run_folder_close(run_folder *folder) {
+    if (folder->lock >= 0) close(folder->lock);
+    folder->lock = -1;
+}
+
+taste_status run_folder_find(run_folder *folder, const canonical *c, place *out_at, int *out_found,
+                             taste_error *out_warning, taste_error *error) {
+    taste_status worst = TASTE_STATUS_OK;
+    taste_error trouble = {{0}};
+    *out_found = 0;
+    out_warning->text[0] = 0;
+    for (uint32_t g = 0; g < RUN_FOLDER_GENERATIONS; g++) {
+        char path[IO_PATH_BYTES];
+        place at;
+        name_generation(folder, g, path);
+        if (access(path, F_OK) != 0 && errno == ENOENT) continue;
+        taste_status status = checkpoint_check(path, c, &at, &trouble);
+        if (status != TASTE_STATUS_OK) {
+            worst = status;
+            *out_warning = trouble;
+            continue;
+        }
+        if (*out_found && at.step <= out_at->step) continue;
+        *out_found = 1;
+        *out_at = at;
+        folder->next = (g + 1) % RUN_FOLDER_GENERATIONS;
+        memcpy(folder->file, path, sizeof path);
+    }
+    if (*out_found || worst == TASTE_STATUS_OK) return TASTE_STATUS_OK;
+    return taste_fail(error, worst, "no whole checkpoint in the folder: %.200s Start anew in another folder.",
+                      out_warning->text);
+}
+
+taste_status run_folder_save(run_folder *folder, const canonical *c, const checkpoint_facts *facts, const place *at,
+                             taste_error *error) {
+    char path[IO_PATH_BYTES];
+    name_generation(folder, folder->next, path);
+    taste_status status = checkpoint_write(path, c, facts, at, error);
+    if (status != TASTE_STATUS_OK) return status;
+    memcpy(folder->file, path, sizeof path);
+    folder->next = (folder->next + 1) % RUN_FOLDER_GENERATIONS;
+    return TASTE_STATUS_OK;
+}

@@ -1,0 +1,220 @@
+#include "training.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "clock.h"
+#include "error.h"
+#include "json.h"
+
+static void note_facts(training *run) {
+    const options *o = run->options;
+    const taste_hyper *h = &o->hyper;
+    checkpoint_facts *facts = &run->facts;
+    taste_model_facts model;
+    (void)taste_model_describe(run->t->model, &model);
+    checkpoint_note(facts, "build_id", "%s", model.build_id);
+    checkpoint_note(facts, "data", "%s", run->data->digest);
+    checkpoint_note(facts, "seed", "%llu", (unsigned long long)run->seed);
+    checkpoint_note(facts, "steps", "%llu", (unsigned long long)run->schedule.steps);
+    checkpoint_note(facts, "effective_batch", "%u", run->batches.effective);
+    checkpoint_note(facts, "lr", "%.9g", run->schedule.rate);
+    checkpoint_note(facts, "schedule", "%d", o->schedule);
+    checkpoint_note(facts, "warmup_steps", "%llu", (unsigned long long)run->schedule.warmup_steps);
+    checkpoint_note(facts, "step_every", "%.9g", o->step_every);
+    checkpoint_note(facts, "step_gamma", "%.9g", o->step_gamma);
+    checkpoint_note(facts, "optimizer", "%d", h->optimizer);
+    checkpoint_note(facts, "momentum", "%.9g", (double)h->momentum);
+    checkpoint_note(facts, "nesterov", "%d", h->nesterov);
+    checkpoint_note(facts, "beta1", "%.9g", (double)h->beta1);
+    checkpoint_note(facts, "beta2", "%.9g", (double)h->beta2);
+    checkpoint_note(facts, "eps", "%.9g", (double)h->epsilon);
+    checkpoint_note(facts, "weight_decay", "%.9g", (double)h->weight_decay);
+    checkpoint_note(facts, "no_decay_norm", "%d", h->no_decay_norm);
+    checkpoint_note(facts, "grad_clip", "%.9g", (double)h->gradient_clip);
+    checkpoint_note(facts, "label_smoothing", "%.9g", (double)o->label_smoothing);
+    checkpoint_note(facts, "augment", "%d", o->augment);
+}
+
+static void plan_schedule(training *run) {
+    const options *o = run->options;
+    uint64_t an_epoch = batches_steps_an_epoch(&run->batches);
+    double wanted = ceil(o->epochs * (double)an_epoch - 1e-9);
+    uint64_t steps = o->steps > 0 ? o->steps : wanted < 1 ? 1 : wanted > 1e15 ? 1000000000000000u : (uint64_t)wanted;
+    run->schedule = (schedule){
+        .kind = (schedule_kind)o->schedule,
+        .rate = (double)o->hyper.learning_rate,
+        .steps = steps,
+        .warmup_steps = (uint64_t)(o->warmup_share * (double)steps + 0.5),
+        .every_epochs = o->step_every,
+        .gamma = o->step_gamma,
+        .steps_an_epoch = an_epoch,
+    };
+}
+
+taste_status training_init(const options *options, const trainer *t, const samples *data, const samples *test,
+                           training *out, taste_error *error) {
+    taste_model_facts model;
+    taste_session_options session_options;
+    taste_use uses[2];
+    footprint_need need = trainer_need(options, t->model, t->program);
+    const uint32_t kinds = 1u << TASTE_KIND_PARAMETER | 1u << TASTE_KIND_STATE;
+    (void)taste_model_describe(t->model, &model);
+    (void)footprint_session(t->model, &need, &session_options, uses);
+    memset(out, 0, sizeof *out);
+    out->options = options;
+    out->t = t;
+    out->data = data;
+    out->test = test;
+    out->folder.lock = -1;
+    out->seed = options->seed_given ? options->seed : model.seed;
+    out->batch = &t->batches[0];
+    out->weights = (canonical){t->model, t->parameters, t->session, kinds, 0, t->staging, t->footprint.staging_bytes};
+    out->whole = out->weights;
+    out->whole.kinds |= 1u << TASTE_KIND_CONSTANT;
+    out->whole.slots = session_options.slots;
+    out->batches.samples = data->count;
+    out->batches.batch_size = t->batch_size;
+    out->batches.effective = options->effective_batch > 0 ? options->effective_batch : t->batch_size;
+    out->batches.minimum = model.minimum_batch;
+    taste_status status = batches_check(&out->batches, error);
+    if (status != TASTE_STATUS_OK) return status;
+    if (options->augment != AUGMENT_NONE && (!data->packed || data->tokens)) {
+        return taste_fail(error, TASTE_STATUS_USAGE,
+                          "--augment with samples that are no packed images. Leave it out, or pack the images.");
+    }
+    status = taste_session_set_label_smoothing(t->session, options->label_smoothing);
+    if (status != TASTE_STATUS_OK) return trainer_failed(t, status, error);
+    plan_schedule(out);
+    note_facts(out);
+    taste_session_set_step(t->session, (uint32_t)out->seed, 0);
+    progress_start(&out->progress, options->report_rate);
+    out->saved_ns = taste_now_ns();
+    return TASTE_STATUS_OK;
+}
+
+static void warn(const char *text) {
+    fprintf(stderr, "warning: %s The one before it is used.\n", text);
+    json_begin("warning");
+    json_text("message", text);
+    json_end();
+}
+
+taste_status training_open_folder(training *run, taste_error *error) {
+    taste_error warning;
+    place at;
+    int found;
+    if (run->options->checkpoint == NULL) return TASTE_STATUS_OK;
+    taste_status status = run_folder_open(run->options->checkpoint, &run->folder, error);
+    if (status == TASTE_STATUS_OK)
+        status = run_folder_find(&run->folder, &run->whole, &at, &found, &warning, error);
+    if (status != TASTE_STATUS_OK || !found) return status;
+    if (!run->options->resume) {
+        return taste_fail(error, TASTE_STATUS_USAGE,
+                          "%.160s holds a checkpoint of step %llu. Give --resume to go on from it, or another folder.",
+                          run->options->checkpoint, (unsigned long long)at.step);
+    }
+    status = checkpoint_load(run->folder.file, &run->whole, &run->facts, error);
+    if (status != TASTE_STATUS_OK) return status;
+    if (warning.text[0] != 0) warn(warning.text);
+    run->at = at;
+    run->saved_step = at.step;
+    taste_session_set_step(run->t->session, (uint32_t)run->seed, (uint32_t)at.step);
+    json_begin("resume");
+    json_text("path", run->folder.file);
+    json_count("step", at.step);
+    json_real("epoch", training_epochs(run));
+    json_end();
+    return TASTE_STATUS_OK;
+}
+
+taste_status training_save_checkpoint(training *run, taste_error *error) {
+    if (run->folder.lock < 0) return TASTE_STATUS_OK;
+#ifdef TASTE_PLANT_EARLY_EVENT /* a harness that does not notice this is worth nothing */
+    progress_report_checkpoint(run->folder.file, run->at.step);
+#endif
+    taste_status status = run_folder_save(&run->folder, &run->whole, &run->facts, &run->at, error);
+    if (status != TASTE_STATUS_OK) return status;
+    run->saved_step = run->at.step;
+    run->saved_ns = taste_now_ns();
+    progress_report_checkpoint(run->folder.file, run->at.step);
+    return TASTE_STATUS_OK;
+}
+
+taste_status training_save_if_due(training *run, taste_error *error) {
+    const options *o = run->options;
+    double waited = (double)(taste_now_ns() - run->saved_ns) * 1e-9;
+    int due = o->checkpoint_steps > 0 ? run->at.step - run->saved_step >= o->checkpoint_steps
+                                      : waited >= o->checkpoint_seconds;
+    return due ? training_save_checkpoint(run, error) : TASTE_STATUS_OK;
+}
+
+double training_epochs(const training *run) {
+    return (double)run->at.epoch + (double)run->at.position / (double)run->batches.samples;
+}
+
+/* Asks for the micro-batch at `ahead`, unless the run ends before it. */
+static void ask_ahead(training *run) {
+    if (run->ahead.step >= run->schedule.steps) return;
+    samples_request request = {
+        .first = run->ahead.position,
+        .rows = batches_rows(&run->batches, &run->ahead),
+        .keyed = run->data->packed,
+        .seed = run->seed,
+        .epoch = run->ahead.epoch,
+        .augment = (augment_level)run->options->augment,
+    };
+    prefetch_ask(&run->reader, &request);
+}
+
+taste_status training_start_reader(training *run, taste_error *error) {
+    taste_status status = prefetch_start(&run->reader, run->data, run->t->batches, error);
+    run->ahead = run->at;
+    if (status == TASTE_STATUS_OK) ask_ahead(run);
+    return status;
+}
+
+/* Gradients of all micro-batches of the step; adds up losses and correct labels. */
+static taste_status step_gradients(training *run, uint32_t effective, double *out_loss, uint64_t *out_correct,
+                                   taste_error *error) {
+    const trainer *t = run->t;
+    taste_step micro;
+    for (uint32_t done = 0; done < effective;) {
+        uint32_t rows = batches_rows(&run->batches, &run->ahead);
+        taste_status status = prefetch_take(&run->reader, &run->batch, error);
+        if (status != TASTE_STATUS_OK) return status;
+        batches_advance(&run->batches, &run->ahead);
+        ask_ahead(run);
+        status = taste_session_gradients(t->session, t->parameters, t->program, rows, effective, run->batch->x,
+                                         run->batch->y, &micro);
+        if (status != TASTE_STATUS_OK) return trainer_failed(t, status, error);
+        *out_loss += micro.loss * rows / effective;
+        *out_correct += micro.correct;
+        done += rows;
+    }
+    return TASTE_STATUS_OK;
+}
+
+taste_status training_step(training *run, taste_error *error) {
+    const trainer *t = run->t;
+    taste_hyper hyper = run->options->hyper;
+    uint32_t effective = batches_effective(&run->batches, &run->at);
+    uint64_t correct = 0, start = taste_now_ns();
+    double loss = 0;
+    taste_step ignored;
+    hyper.learning_rate = schedule_rate(&run->schedule, run->at.step);
+    taste_status status = step_gradients(run, effective, &loss, &correct, error);
+    if (status != TASTE_STATUS_OK) return status;
+    status = taste_session_update(t->session, t->parameters, t->program, &hyper, &ignored);
+    if (status != TASTE_STATUS_OK) return trainer_failed(t, status, error);
+    if (run->progress.samples == 0) run->first_loss = loss;
+    run->loss = loss;
+    run->at = run->ahead;
+    progress_step_done(&run->progress, effective, taste_now_ns() - start);
+    progress_step step = {&run->at, training_epochs(run), loss, correct, 0, hyper.learning_rate, 0};
+    step.labels = run->data->labels ? effective * run->data->y_elements : 0;
+    step.last_of_epoch = run->at.position == 0 || run->at.step == run->schedule.steps;
+    progress_report_step(&run->progress, &step);
+    return TASTE_STATUS_OK;
+}

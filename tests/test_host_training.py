@@ -1,0 +1,217 @@
+"""`train` through the command line, with a program that stands in for the board's: what is sent, shown, left, resumed."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from host_control.cli import main
+from host_control.training.view import TrainView
+from tests.fake_trainer import write_trainer
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """40 gray images of 8x8 in two named classes, 8 to test on."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (48, 8, 8), np.uint8)
+    y = np.arange(48) % 2
+    file = tmp_path / "data.npz"
+    np.savez(file, x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:], classes=np.array(["cat", "dog"]))
+    return file
+
+
+@pytest.fixture(autouse=True)
+def frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs and boards in the test's own folder, and the fake program in place of a build."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TASTE_CACHE", str(tmp_path / "cache"))
+    use(tmp_path, monkeypatch)
+
+
+def use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+    built = write_trainer(tmp_path / "fake", **settings)
+    monkeypatch.setattr("host_control.verbs.train.build_imported", lambda *_: (built, None))
+
+
+def train(capsys: pytest.CaptureFixture[str], *words: object, lines: bool = True) -> tuple[int, list[Any], str]:
+    """Exit code, JSON lines (or lines of text) and stderr."""
+    fixed = ["train", "--model", "mlp", "--batch-size", "4", "--effective-batch", "10", "--steps", "20"]
+    code = main([*fixed, *map(str, words), *(["--json"] if lines else [])])
+    out, err = capsys.readouterr()
+    return code, [json.loads(line) if lines else line for line in out.splitlines()], err
+
+
+def calls(tmp_path: Path) -> list[list[str]]:
+    """The command lines of `train` that the program got."""
+    found = [json.loads(line) for file in tmp_path.rglob("*.calls") for line in file.read_text().splitlines()]
+    return [words for words in found if words[0] == "train"]
+
+
+def test_a_run_leaves_weights_result_and_records(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    code, lines, err = train(capsys, "--data", data, "--out", out)
+    assert (code, err) == (0, "")
+    kinds = [line["event"] for line in lines]
+    assert kinds.count("step") == 20 and kinds.count("eval") == 2 and kinds[-1] == "result"
+    plan = next(line for line in lines if line["event"] == "schedule")
+    assert plan["micro_batches"] == [4, 4, 2] and plan["planned_bytes"] == (1 << 20) + 4 * 1000
+    result = lines[-1]
+    expected = {"verb": "train", "test_accuracy": 0.75, "loss": 0.05, "epochs": 2.0, "batch_size": 4}
+    assert expected.items() <= result.items() and result["effective_batch"] == 10 and result["classes"] == 2
+    assert json.loads((out / "result.json").read_text())["sha256"] == result["sha256"]
+    names = {path.name for path in out.iterdir()}
+    assert {"weights.safetensors", "metrics.jsonl", "metrics.csv", "curves.png", "options.json"} <= names
+    assert not [name for name in names if name.endswith(".part")]
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert len(list(csv.DictReader((out / "metrics.csv").read_text().splitlines()))) == 22
+    options = json.loads((out / "options.json").read_text())
+    assert options["data"]["classes"] == ["cat", "dog"] and options["data"]["shape"] == [1, 8, 8]
+    assert options["batch_size_from"] == "flag" and options["options"]["lr"] > 0
+    (words,) = calls(tmp_path)
+    assert "--resume" not in words and "--weights" not in words, "a fresh zoo model is seeded on the board"
+    sent = Path(words[words.index("--samples") + 1])
+    assert sent.name == "train.safetensors" and sent.is_file()
+    assert not list((tmp_path / "build" / "boards" / "local" / "runs").iterdir()), "what was fetched does not stay"
+
+
+def test_output_for_people(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, lines, _ = train(capsys, "--data", data, "--out", tmp_path / "run", lines=False)
+    text = "\n".join(lines)
+    assert code == 0
+    assert "40 samples of 1x8x8 to train on, 8 to test on; 2 classes (cat, dog)" in text
+    assert "effective batch 10 = 2 x 4 + 2 micro-batches" in text and "memory: 1.0 MiB planned" in text
+    assert "epoch 0.10 of 5, loss 1.0000, accuracy 50.0%, lr 0.1, 50.0 samples/s, 4 s left, 62 C" in text
+    assert "epoch 1: test loss 0.5000, accuracy 75.0% of 4" in text
+    assert "test accuracy 75.00%" in text and "export --run" in text
+
+
+def test_ctrl_c_saves_on_the_board_and_the_same_command_goes_on(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(tmp_path, monkeypatch, pause=0.05)
+    out, show = tmp_path / "run", TrainView.show
+
+    def interrupted(self: TrainView, event: Mapping[str, Any]) -> None:
+        show(self, event)
+        if event.get("step") == 5 and event["event"] == "step":
+            monkeypatch.setattr(TrainView, "show", show)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(TrainView, "show", interrupted)
+    code, lines, err = train(capsys, "--data", data, "--out", out)
+    assert code == 130 and "has saved where it was" in err and f"--out {out} --resume" in err
+    assert [line for line in lines if line["event"] == "checkpoint"]
+    assert not (out / "weights.safetensors").exists()
+    code, lines, err = train(capsys, "--data", data, "--out", out, "--resume", "--batch-size", "5")
+    assert (code, err) == (0, "")
+    assert lines[-1]["batch_size"] == 5 and calls(tmp_path)[-1][-1] == "--resume"
+    records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    steps = [record["step"] for record in records if record["event"] == "step"]
+    assert steps == list(range(1, 21))
+    code, _, err = train(capsys, "--data", data, "--out", out, "--resume")
+    assert code == 2 and "is finished" in err
+
+
+def test_the_newest_unfinished_run_of_the_same_flags_goes_on(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = train(capsys, "--data", data, "--lr", "99")
+    assert code == 15 and err == "error: step 2: loss is not finite. Lower the learning rate.\n"
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert json.loads((folder / "train.json").read_text())["complete"] is False
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
+    code, _, err = train(capsys, "--data", data, "--lr", "99", "--resume")
+    assert code == 15 and len(list((tmp_path / "runs").iterdir())) == 1
+    code, _, err = train(capsys, "--data", data, "--lr", "98", "--resume")
+    assert code == 2 and "no unfinished run with these flags" in err
+    code, _, err = train(capsys, "--data", data, "--lr", "98", "--out", folder)
+    assert code == 2 and "was begun with --lr 99.0, not 98.0" in err
+
+
+def test_other_data_than_the_run_began_with_is_refused(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(capsys, "--data", data, "--lr", "99", "--out", tmp_path / "run")[0] == 15
+    with np.load(data) as stored:
+        arrays = dict(stored)
+    arrays["x_train"][0, 0, 0] ^= 1
+    np.savez(data, **arrays)
+    code, _, err = train(capsys, "--data", data, "--lr", "99", "--out", tmp_path / "run")
+    assert code == 13 and "the data is not what the run was begun with" in err
+
+
+def test_weights_that_arrive_changed_are_not_kept(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(tmp_path, monkeypatch, honest=False)
+    code, _, err = train(capsys, "--data", data, "--out", tmp_path / "run")
+    assert code == 14 and "the board says 0000000000000000" in err
+    assert not [path for path in (tmp_path / "run").iterdir() if "weights" in path.name]
+
+
+def test_dry_run(data: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, lines, _ = train(capsys, "--data", data, "--dry-run")
+    assert code == 0 and lines[-1]["updates"] == 20 and not (tmp_path / "runs").exists()
+    rows = lines[-1]["schedule"]
+    assert [(row["epoch"], row["updates"], row["batch_size"], row["effective_batch"]) for row in rows] == [
+        (epoch, 4, 4, 10) for epoch in range(5)
+    ]
+    code, _, err = train(capsys, "--data", data, "--dry-run", "--batch-size", "auto")
+    assert code == 2 and "Give --batch-size N" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("--classes", "3"), 2, "--classes 3, but .* has 2: cat, dog. Leave --classes out"),
+        (("--effective-batch", "3"), 2, "smaller than --batch-size 4"),
+        (("--effective-batch", "41"), 2, "more than the 40 training samples"),
+        (("--lr", "-1"), 2, "-1 is not above zero"),
+        (("--lr", "nan"), 2, "not a finite number"),
+        (("--warmup", "1.5"), 2, "not from 0 to below 1"),
+        (("--batch-size", "many"), 2, "not a whole number"),
+        (("--board", "recorded:none.json"), 2, "no recorded table"),
+        (("--input-shape", "1,9,9,9"), 2, "the model takes samples of 1x9x9x9, .* is packed as 1x8x8"),
+        (("--resume", "--out", "empty"), 2, "holds no run to go on with"),
+    ],
+)
+def test_bad_flags_are_one_line(
+    words: tuple[str, ...], code: int, message: str, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import re
+
+    got, _, err = train(capsys, "--data", data, *words, lines=False)
+    assert got == code and re.search(message, err) and err.count("\n") == 1, err
+
+
+def test_bad_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    code, _, err = train(capsys, "--data", tmp_path / "empty", lines=False)
+    assert code == 23 and "is empty" in err and err.count("\n") == 1
+    np.savez(tmp_path / "one.npz", x=np.zeros((5, 8, 8), np.uint8), y=np.zeros(5, int))
+    code, _, err = train(capsys, "--data", tmp_path / "one.npz", lines=False)
+    assert code == 23 and "one class" in err
+    code, _, err = train(capsys, "--data", tmp_path / "none", lines=False)
+    assert code == 23 and "is not there" in err
+
+
+def test_data_larger_than_the_boards_disk_is_said_before_it_is_sent(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("host_control.deploy._free_bytes", lambda *_: 1 << 20)
+    monkeypatch.setattr("host_control.verbs.train.send", lambda *_: None)
+    monkeypatch.setattr("host_control.boards.deployed.DeployedBoard.info", lambda _: INFO)
+    code, _, err = train(capsys, "--data", data, "--out", tmp_path / "run")
+    assert code == 11 and "1.0 MiB free" in err and "train.safetensors needs 1.0 MiB" in err
+
+
+INFO = {"programs": {"train": {"fixed_bytes": 1, "per_sample_bytes": 1}}}

@@ -30,7 +30,7 @@ from cross.storage import (
 from cross.target import Target
 
 CONVOLUTIONS = ("conv2d", "conv2d_input_gradient", "conv2d_weight_gradient")
-PLAIN_ONLY = ("dense", "dense_input_gradient", "dense_weight_gradient", "matmul")
+PLAIN_ONLY = ("dense", "dense_input_gradient", "dense_weight_gradient", "matmul", "embedding", "embedding_gradient")
 CONNECTING = ("map", "reduce", "batch_statistics", "max_pool2d", "max_pool2d_gradient", "avg_pool2d", "avg_pool2d_gradient",
               "concat", "slice", "unslice", "channel_window_sum")  # fmt: skip
 POOLING = ("max_pool2d", "max_pool2d_gradient", "avg_pool2d", "avg_pool2d_gradient")

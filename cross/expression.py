@@ -12,6 +12,7 @@ class, one derivative table and one fusion rule serve all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -106,6 +107,7 @@ DERIVATIVES: dict[str, tuple[Callable[..., Expr], ...]] = {
     "sqrt": (lambda a, y: div(const(0.5), y),),
     "sigmoid": (lambda a, y: mul(y, sub(ONE, y)),),
     "tanh": (lambda a, y: sub(ONE, mul(y, y)),),
+    "erf": (lambda a, y: mul(const(2.0 / math.sqrt(math.pi)), ("exp", neg(mul(a, a)))),),
 }
 
 

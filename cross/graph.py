@@ -9,8 +9,10 @@ Operators of a `Model` (what an importer may emit; everything else is decomposed
     conv2d(x[N,C,H,W], w[O,C/groups,R,S])      attrs strides (2), pads (top, left, bottom, right), dilations (2), groups
     dense(x[N,...,K], w[M,K])                   -> [N,...,M]        (PyTorch's Linear weight order; no bias)
     matmul(a[N,...,I,K], b[N,...,K,J])          both batched        -> [N,...,I,J]
+    embedding(tokens[N,...] int32, w[V,C])      -> [N,...,C]        row `token` of w; tokens are the model's input
+    layer_norm(x[N,...,C], gamma[C], beta[C])   attr eps; over the last axis; beta may be absent
     batch_norm(x[N,C,...], gamma[C], beta[C], running_mean[C], running_var[C])   attrs eps, momentum (PyTorch's: new = (1-m)*old + m*batch)
-    relu, sigmoid, tanh, exp, neg, sqrt(x)
+    relu, sigmoid, tanh, exp, erf, neg, sqrt(x); gelu(x) attr approximate ('none' or 'tanh')
     clip(x) attrs min, max (floats, +-inf where open); leaky_relu(x) alpha; silu(x); hard_swish(x); hard_sigmoid(x) alpha, beta
     add, sub, mul, div (a, b)                   numpy broadcasting; a bias of C channels has shape [C,1,1] (or [M] after dense)
     max_pool2d(x), avg_pool2d(x)                attrs kernel (2), strides (2), pads (4), ceil_mode, count_include_pad (avg)
@@ -98,18 +100,20 @@ class Origin:
 
     `tensor`: the file's initializer, or the folded result that is read in its place. `readers`: the nodes that read it,
     (first output of the node, index of the input). `steps`: how the file's array became ours, in order:
-    ('reshape', shape before) or ('transpose', order); the first `folded` of them are nodes of the file.
+    ('reshape', shape before) or ('transpose', order); the first `folded` of them are nodes of the file. `others`: further
+    readers of a tensor that is used twice, which the file turns another way.
     """
 
     tensor: str
     readers: tuple[tuple[str, int], ...] = ()
     steps: tuple[tuple[str, Shape], ...] = ()
     folded: int = 0
+    others: tuple[Origin, ...] = ()
 
 
 @dataclass(frozen=True)
 class Model:
-    """A forward graph with one input and one output (logits), ready for `build_training_graph`.
+    """A forward graph with one input (float32, or int32 tokens) and one output (logits), ready for `build_training_graph`.
 
     `parameters` are trainable, `states` are running statistics, `constants` are neither. All are float32 (or int32)
     arrays in canonical layout, keyed by tensor name; names are the user's own (ONNX initializer names).
@@ -136,6 +140,12 @@ class Model:
     def input_shape(self) -> Shape:
         """Shape of one sample."""
         return self.tensors[self.input].shape[1:]
+
+    @property
+    def input_values(self) -> int:
+        """Values that a token of an int32 input may have: the rows of the smallest table it chooses from; else 0."""
+        tables = [node.inputs[1] for node in self.nodes if node.op == "embedding"]
+        return min((self.tensors[table].shape[0] for table in tables), default=0)
 
     @property
     def classes(self) -> int:

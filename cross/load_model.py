@@ -22,9 +22,9 @@ from cross.onnx_import.operators import convert, preflight
 from cross.onnx_import.propagate import fold_constants, propagate
 from cross.onnx_import.read import read_model
 from cross.onnx_import.simplify import simplify
-from cross.onnx_import.source import SourceGraph, build_source
+from cross.onnx_import.source import INTEGERS, SourceGraph, build_source
 from cross.onnx_import.unfold import unfold_batch_norm as unfold
-from cross.zoo import DEFAULT_CLASSES, ZOO
+from cross.zoo import ZOO
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -49,8 +49,8 @@ def load_model(
 ) -> Model:
     """A forward graph from an ONNX file or a zoo name.
 
-    `input_shape`: [C, H, W] of one sample; a file's own where it has one, 3x32x32 for the zoo (resnet18-imagenet
-    3x224x224). `classes`: replaces the last dense layer or 1x1 convolution where its size differs. `input_name`,
+    `input_shape`: [C, H, W] of one sample, [T] of tokens; a file's own where it has one, 3x32x32 for the zoo
+    (resnet18-imagenet 3x224x224, chartransformer 64 characters). `classes`: replaces the last dense layer or 1x1 convolution where its size differs. `input_name`,
     `output_name`: which, where the file has several; any tensor may be the output. `init`: 'file' keeps the file's
     weights, 'seeded' makes all of them from `seed`; zoo models are always seeded. `unfold_batch_norm`: float32 samples
     [B, C, H, W]; a batch norm set from their statistics follows every convolution with a bias, the function unchanged.
@@ -65,7 +65,7 @@ def load_model(
     name = str(source)
     if name in ZOO:
         zoo = ZOO[name]
-        proto = zoo.build(shape or zoo.default_shape, classes or DEFAULT_CLASSES)
+        proto = zoo.build(shape or zoo.default_shape, classes or zoo.default_classes)
         model = _import(proto, name, shape, classes, input_name, output_name, "seeded", seed, from_zoo=True)
     else:
         path = Path(source)
@@ -117,13 +117,25 @@ def _import(
         axes = {name: shape.index(file_classes) for name, shape in draft.shapes.items() if file_classes in shape}
         draft, fresh = replace_classes(draft, output, classes)
     draft.prune(output)
+    if source.input_type in INTEGERS or any(node.op == "embedding" for node in draft.nodes):
+        _check_tokens(draft)
     if not draft.parameters:
         raise UnsupportedModelError("the model has no weights to train. Choose another --output.")
     metadata = _metadata(draft, source, softmax, "nhwc" if turned else "nchw")
     metadata |= {"file_classes": file_classes, "replaced": {name: axes[name] for name in sorted(fresh)}}
     model = _finish(draft, output, name, init, seed, fresh, metadata)
-    uncalibrated = init == "seeded" and not from_zoo and not model.states
+    normalised = bool(model.states) or any(node.op == "layer_norm" for node in model.nodes)
+    uncalibrated = init == "seeded" and not from_zoo and not normalised
     return calibrate(model, seed) if uncalibrated else model
+
+
+def _check_tokens(draft: Draft) -> None:
+    """An integer input is only looked up in tables; whatever else reads it would take it for float32."""
+    others = [n.source for n in draft.nodes if draft.input in n.inputs and n.op != "embedding"]
+    if others:
+        raise UnsupportedModelError(
+            f"{others[0]!r} computes with the integers of input {draft.input!r}. Export the model with a float input."
+        )
 
 
 def _finish(
@@ -141,7 +153,7 @@ def _finish(
     return Model(
         name=name,
         nodes=nodes,
-        tensors={tensor: TensorType(tuple(int(d) for d in shape)) for tensor, shape in draft.shapes.items()},
+        tensors=_types(draft),
         input=draft.input,
         output=output,
         parameters={k: _value(k, v, inits[k], seed, k in seeded) for k, v in draft.parameters.items()},
@@ -152,6 +164,13 @@ def _finish(
         metadata=metadata,
         origins=dict(draft.origins),
     )
+
+
+def _types(draft: Draft) -> dict[str, TensorType]:
+    types = {tensor: TensorType(tuple(int(d) for d in shape)) for tensor, shape in draft.shapes.items()}
+    if any(node.op == "embedding" for node in draft.nodes):
+        types[draft.input] = TensorType(types[draft.input].shape, "int32")
+    return types
 
 
 def _value(name: str, array: Array, init: Init, seed: int, seeded: bool) -> Array:

@@ -16,7 +16,7 @@ from cross.expression import size
 from cross.fuse import domain_of, expressions
 from cross.graph import Node, TensorType
 from cross.kernels.registry import BUILDERS, Site, SiteCall
-from cross.rules.context import DROPOUT_COUNTER, LOSS_SCALE
+from cross.rules.context import DROPOUT_COUNTER, LABEL_SMOOTHING, LOSS_SCALE
 from cross.storage import Storage
 from cross.target import Target
 
@@ -59,7 +59,7 @@ class Kernels:
     def scalars(self) -> tuple[str, ...]:
         """Run-time scalars that some program reads."""
         touched = {name for program in self.programs for call in program.calls for name in call.arguments}
-        return tuple(name for name in (LOSS_SCALE, DROPOUT_COUNTER) if name in touched)
+        return tuple(name for name in (LOSS_SCALE, DROPOUT_COUNTER, LABEL_SMOOTHING) if name in touched)
 
 
 def lower(graph: StoredGraph, target: Target) -> Kernels:

@@ -6,6 +6,7 @@ is given, float64 included.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -75,6 +76,21 @@ def batch_norm(attrs: Mapping[str, Any], x: Array, gamma: Array, beta: Array, me
     return np.asarray(normal * gamma[per_channel] + beta[per_channel], x.dtype)
 
 
+def layer_norm(attrs: Mapping[str, Any], x: Array, gamma: Array, *beta: Array) -> Array:
+    normal = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + attrs["eps"])
+    return np.asarray(sum(beta, normal * gamma))
+
+
+def erf(x: Array) -> Array:
+    return np.array([math.erf(v) for v in np.asarray(x).ravel()], x.dtype).reshape(x.shape)
+
+
+def gelu(attrs: Mapping[str, Any], x: Array) -> Array:
+    if attrs["approximate"] == "tanh":
+        return np.asarray(x * sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)), x.dtype)
+    return np.asarray(x * (1 + erf(x / math.sqrt(2))) / 2, x.dtype)
+
+
 def max_pool2d(attrs: Mapping[str, Any], x: Array) -> Array:
     return np.asarray(windows(x, attrs["kernel"], attrs, -np.inf).max((4, 5)))
 
@@ -131,6 +147,10 @@ OPERATORS: Mapping[str, Callable[..., Array]] = {
     "conv2d": conv2d,
     "dense": element(lambda x, w: np.einsum("...k,mk->...m", x, w, optimize=True)),
     "matmul": element(np.matmul),
+    "embedding": element(lambda tokens, w: w[tokens.astype(np.int64)]),
+    "layer_norm": layer_norm,
+    "erf": element(erf),
+    "gelu": gelu,
     "batch_norm": batch_norm,
     "relu": element(lambda x: np.where(x > 0, x, 0).astype(x.dtype)),
     "sigmoid": element(sigmoid),

@@ -133,12 +133,265 @@ class MobileNetV2(nn.Module):
         return self.linear(nn.functional.relu6(self.bn2(self.conv2(x))).mean((2, 3)))
 
 
+class Vgg(nn.Module):
+    def __init__(self, input_shape: Sequence[int], classes: int, stages: Sequence[int]) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = input_shape[0]
+        for width, count in zip((64, 128, 256, 512, 512), stages, strict=True):
+            for _ in range(count):
+                layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+                channels = width
+            layers.append(nn.MaxPool2d(2, 2))
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Linear(512, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.features(x).mean((2, 3)))
+
+
+class AlexNet(nn.Module):
+    def __init__(self, input_shape: Sequence[int], classes: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(input_shape[0], 64, 11, 4, 5), nn.ReLU(), nn.MaxPool2d(2, 2),
+            nn.Conv2d(64, 192, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2, 2),
+            nn.Conv2d(192, 384, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(384, 256, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(256, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2, 2),
+        )  # fmt: skip
+        self.classifier = nn.Linear(256, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.features(x).mean((2, 3)))
+
+
+class PaddedBlock(nn.Module):
+    """ResNet's basic block whose shortcut has no weights (option A)."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.stride, self.added = stride, channels - in_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
+        if self.added:
+            half = self.added // 2
+            x = nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, half, half))
+        return (y + x).relu()
+
+
+class ResNet20(nn.Module):
+    def __init__(self, input_shape: Sequence[int], classes: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(input_shape[0], 16, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.layer1 = nn.Sequential(*(PaddedBlock(16, 16, 1) for _ in range(3)))
+        self.layer2 = nn.Sequential(PaddedBlock(16, 32, 2), PaddedBlock(32, 32, 1), PaddedBlock(32, 32, 1))
+        self.layer3 = nn.Sequential(PaddedBlock(32, 64, 2), PaddedBlock(64, 64, 1), PaddedBlock(64, 64, 1))
+        self.linear = nn.Linear(64, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer3(self.layer2(self.layer1(self.bn1(self.conv1(x)).relu())))
+        return self.linear(x.mean((2, 3)))
+
+
+class Fire(nn.Module):
+    def __init__(self, channels: int, squeezed: int, expanded: int) -> None:
+        super().__init__()
+        self.squeeze = nn.Conv2d(channels, squeezed, 1)
+        self.expand1x1 = nn.Conv2d(squeezed, expanded, 1)
+        self.expand3x3 = nn.Conv2d(squeezed, expanded, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.squeeze(x).relu()
+        return torch.cat([self.expand1x1(x).relu(), self.expand3x3(x).relu()], 1)
+
+
+class SqueezeNet(nn.Module):
+    def __init__(self, input_shape: Sequence[int], classes: int) -> None:
+        super().__init__()
+
+        def pool() -> nn.Module:
+            return nn.MaxPool2d(3, 2, ceil_mode=True)
+
+        self.features = nn.Sequential(
+            nn.Conv2d(input_shape[0], 64, 3, padding=1), nn.ReLU(), pool(),
+            Fire(64, 16, 64), Fire(128, 16, 64), pool(),
+            Fire(128, 32, 128), Fire(256, 32, 128), pool(),
+            Fire(256, 48, 192), Fire(384, 48, 192), Fire(384, 64, 256), Fire(512, 64, 256),
+        )  # fmt: skip
+        self.classifier = nn.Sequential(nn.Identity(), nn.Conv2d(512, classes, 1), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.features(x)).mean((2, 3))
+
+
+class ConvBn(nn.Module):
+    def __init__(self, channels: int, width: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, width, kernel, stride, kernel // 2, groups=groups, bias=False)
+        self.bn = nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.pw1 = ConvBn(width, 2 * width, 1)
+        self.pw2 = ConvBn(2 * width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.pw2(self.pw1(x).relu())
+
+
+class CascadedHead(nn.Module):
+    def __init__(self, part: int, kernel: int, positions: int) -> None:
+        super().__init__()
+        self.qkv = ConvBn(part, 32 + part, 1)
+        self.dw = ConvBn(16, 16, kernel, groups=16)
+        self.bias = nn.Parameter(torch.zeros(positions, positions))
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(x).split((16, 16, x.shape[1]), 1)
+        scores = self.dw(query).flatten(2).transpose(1, 2) @ key.flatten(2) / 4 + self.bias
+        return (value.flatten(2) @ scores.softmax(-1).transpose(1, 2)).reshape(x.shape)
+
+
+class CascadedAttention(nn.Module):
+    def __init__(self, width: int, heads: int, positions: int) -> None:
+        super().__init__()
+        self.heads = heads
+        for head in range(heads):
+            setattr(self, f"head{head}", CascadedHead(width // heads, (7, 5, 3)[head], positions))
+        self.proj = ConvBn(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: list[Tensor] = []
+        for head, part in enumerate(x.chunk(self.heads, 1)):
+            outputs.append(getattr(self, f"head{head}")(part + outputs[-1] if outputs else part))
+        return x + self.proj(torch.cat(outputs, 1).relu())
+
+
+class VitBlock(nn.Module):
+    def __init__(self, width: int, heads: int, positions: int) -> None:
+        super().__init__()
+        self.dw0 = ConvBn(width, width, 3, groups=width)
+        self.ffn0 = FeedForward(width)
+        self.attn = CascadedAttention(width, heads, positions)
+        self.dw1 = ConvBn(width, width, 3, groups=width)
+        self.ffn1 = FeedForward(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attn(self.ffn0(x + self.dw0(x)))
+        return self.ffn1(x + self.dw1(x))
+
+
+class VitDownsample(nn.Module):
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        inner = 4 * before
+        self.dw0 = ConvBn(before, before, 3, groups=before)
+        self.ffn0 = FeedForward(before)
+        self.merge1 = ConvBn(before, inner, 1)
+        self.merge2 = ConvBn(inner, inner, 3, 2, groups=inner)
+        self.se = nn.ModuleDict({"fc1": nn.Conv2d(inner, inner // 4, 1), "fc2": nn.Conv2d(inner // 4, inner, 1)})
+        self.merge3 = ConvBn(inner, after, 1)
+        self.dw1 = ConvBn(after, after, 3, groups=after)
+        self.ffn1 = FeedForward(after)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.merge2(self.merge1(self.ffn0(x + self.dw0(x))).relu()).relu()
+        x = x * self.se["fc2"](self.se["fc1"](x.mean((2, 3), keepdim=True)).relu()).sigmoid()
+        x = self.merge3(x)
+        return self.ffn1(x + self.dw1(x))
+
+
+class EfficientVitM1(nn.Module):
+    def __init__(self, input_shape: Sequence[int], classes: int) -> None:
+        super().__init__()
+        size = [-(-d // 4) for d in input_shape[1:]]
+        widths = (input_shape[0], 16, 32, 64, 128)
+        self.stem = nn.ModuleList(ConvBn(widths[i], widths[i + 1], 3, 2 if i < 2 else 1) for i in range(4))
+        self.stages = 3
+        for stage, (width, depth, heads) in enumerate(((128, 1, 2), (144, 2, 3), (192, 3, 3))):
+            if stage:
+                setattr(self, f"down{stage}", VitDownsample((128, 144, 192)[stage - 1], width))
+                size = [-(-d // 2) for d in size]
+            blocks = [VitBlock(width, heads, size[0] * size[1]) for _ in range(depth)]
+            setattr(self, f"stage{stage}", nn.Sequential(*blocks))
+        self.head = nn.Sequential()
+        self.head.add_module("bn", nn.BatchNorm1d(192))
+        self.head.add_module("linear", nn.Linear(192, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index, layer in enumerate(self.stem):
+            x = layer(x).relu() if index < 3 else layer(x)
+        for stage in range(self.stages):
+            x = getattr(self, f"down{stage}")(x) if stage else x
+            x = getattr(self, f"stage{stage}")(x)
+        return self.head(x.mean((2, 3)))
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.proj = (nn.Linear(width, width) for _ in range(4))
+        self.heads = heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (f(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for f in (self.query, self.key, self.value))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.proj(mixed.transpose(1, 2).flatten(2))
+
+
+class TransformerLayer(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn = Attention(width, heads)
+        self.mlp = nn.ModuleDict({"fc1": nn.Linear(width, 4 * width), "fc2": nn.Linear(4 * width, width)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln1(x))
+        return x + self.mlp["fc2"](nn.functional.gelu(self.mlp["fc1"](self.ln2(x))))
+
+
+class CharTransformer(nn.Module):
+    def __init__(
+        self, input_shape: Sequence[int], classes: int, layers: int = 6, width: int = 256, heads: int = 8
+    ) -> None:
+        super().__init__()
+        self.tok = nn.Embedding(classes, width)
+        self.pos = nn.Parameter(torch.zeros(input_shape[0], width))
+        self.layers = nn.Sequential(*(TransformerLayer(width, heads) for _ in range(layers)))
+        self.ln = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.ln(self.layers(self.tok(x.long()) + self.pos)))
+
+
 MODULES: Mapping[str, Callable[[Sequence[int], int], nn.Module]] = {
     "mlp": Mlp,
     "resnet8": ResNet8,
     "resnet18": lambda shape, classes: ResNet18(shape, classes, imagenet=False),
     "resnet18-imagenet": lambda shape, classes: ResNet18(shape, classes, imagenet=True),
     "mobilenetv2": MobileNetV2,
+    "resnet20": ResNet20,
+    "vgg16": lambda shape, classes: Vgg(shape, classes, (2, 2, 3, 3, 3)),
+    "vgg19": lambda shape, classes: Vgg(shape, classes, (2, 2, 4, 4, 4)),
+    "alexnet": AlexNet,
+    "squeezenet": SqueezeNet,
+    "efficientvit-m1": EfficientVitM1,
+    "chartransformer": CharTransformer,
+    "chartransformer-small": lambda shape, classes: CharTransformer(shape, classes, 2, 32, 4),
 }
 
 

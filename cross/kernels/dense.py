@@ -3,7 +3,7 @@
     dense_forward           y[row, m]  = sum over k of x[row, k] * w[m, k]        lanes run over k: both rows are contiguous
     dense_input_gradient    dx[row, k] = sum over m of dy[row, m] * w[m, k]       lanes run over the result's columns
     dense_weight_gradient   dw[m, k]   = sum over rows of dy[row, m] * x[row, k]  lanes run over the result's columns
-    matmul                  y[i, j]    = sum over k of a[i, k] * b[k, j]          either, for each pair of matrices of a batch
+    matmul                  y[i, j]    = sum over k of a[i, k] * b[k, j]          the same, for each pair of matrices of a batch
 
 Two nests do all of it: `_Dot` (lanes over the summed axis, added up at the end in a fixed order) and `_Outer` (a column of
 `a` times a row of `b`, accumulated). Both sum each element in one task in one order, whatever the batch and the threads.
@@ -63,14 +63,13 @@ class DenseSpec:
 @dataclass(frozen=True)
 class MatmulSpec:
     """y [N, *leading, rows, columns] = a [N, *leading, rows, inner] times b [N, *leading, inner, columns]; a transposed
-    operand is stored with its last two axes exchanged."""
+    `a` is stored with its last two axes exchanged. `b` never is: rows of it are what vectors are loaded from."""
 
     leading: tuple[int, ...]
     rows: int
     columns: int
     inner: int
     transpose_a: bool = False
-    transpose_b: bool = False
 
 
 def flops(spec: DenseSpec | MatmulSpec) -> int:
@@ -130,39 +129,21 @@ def dense_weight_gradient(spec: DenseSpec, target: Target) -> PrimFunc:
 def matmul(spec: MatmulSpec, target: Target) -> PrimFunc:
     """PrimFunc(a, b, y)."""
     a_shape = (spec.inner, spec.rows) if spec.transpose_a else (spec.rows, spec.inner)
-    b_shape = (spec.columns, spec.inner) if spec.transpose_b else (spec.inner, spec.columns)
     with write_kernel("matmul") as kernel:
         pairs = kernel.batch * prod(spec.leading)
         a = kernel.tensor("a", (BATCH, *spec.leading, *a_shape))
-        b = kernel.tensor("b", (BATCH, *spec.leading, *b_shape))
+        b = kernel.tensor("b", (BATCH, *spec.leading, spec.inner, spec.columns))
         y = kernel.tensor("y", (BATCH, *spec.leading, spec.rows, spec.columns))
-        a, b, y = view(a, pairs, *a_shape), view(b, pairs, *b_shape), view(y, pairs, spec.rows, spec.columns)
-
-        def a_at(pair: Expr, i: Expr, k: Expr) -> Expr:
-            return a[pair, k, i] if spec.transpose_a else a[pair, i, k]
-
-        if spec.transpose_b and not spec.transpose_a:
-            tiles, row_tiles = split(spec.columns, ROWS), -(-spec.rows // _dot_rows(target))
-            with T.parallel(pairs * (row_tiles * tiles.count)) as task:
-                pair, place = settle(task // (row_tiles * tiles.count)), settle(task % (row_tiles * tiles.count))
-                dot = _Dot(
-                    target,
-                    lambda i, k: a[pair, i, k],
-                    lambda j, k: b[pair, j, k],
-                    lambda i, j, value: store(y, (pair, i, j), value),
-                    spec.inner,
-                )
-                dot.tiles(settle(place // tiles.count), spec.rows, settle(place % tiles.count), spec.columns)
-        else:
-            with T.parallel(pairs) as pair:
-                outer = _Outer(
-                    target,
-                    lambda i, k: a_at(pair, i, k),
-                    lambda k, j: b[pair, j, k] if spec.transpose_b else b[pair, k, j],
-                    lambda i, j: (y, (pair, i, j)),
-                    contiguous=not spec.transpose_b,
-                )
-                outer.serial(spec.rows, spec.columns, spec.inner)
+        a, b = view(a, pairs, *a_shape), view(b, pairs, spec.inner, spec.columns)
+        y = view(y, pairs, spec.rows, spec.columns)
+        with T.parallel(pairs) as pair:
+            nest = _Outer(
+                target,
+                lambda i, k: a[pair, k, i] if spec.transpose_a else a[pair, i, k],
+                lambda k, j: b[pair, k, j],
+                lambda i, j: (y, (pair, i, j)),
+            )
+            nest.serial(spec.rows, spec.columns, spec.inner)
     return kernel.function
 
 
@@ -233,12 +214,10 @@ class _Outer:
     a: Callable[[Expr, Expr], Expr]
     b: Callable[[Expr, Expr], Expr]
     out: Callable[[Expr, Expr], tuple[Buffer, tuple[Expr, ...]]]
-    contiguous: bool = True
-    """False where b is not contiguous in columns: no vectors then."""
 
     @property
     def width(self) -> int:
-        return self.target.channel_block if self.contiguous else 1
+        return self.target.channel_block
 
     @property
     def vectors(self) -> int:

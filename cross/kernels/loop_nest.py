@@ -39,9 +39,9 @@ class Kernel:
         self.batch: Expr = T.int64()
         self.function: PrimFunc = None
 
-    def tensor(self, name: str, shape: Shape) -> Buffer:
-        """The next argument: a float32 tensor of this physical shape."""
-        return T.arg(name, T.buffer(tuple(self.batch if extent == BATCH else extent for extent in shape), "float32"))
+    def tensor(self, name: str, shape: Shape, dtype: str = "float32") -> Buffer:
+        """The next argument: a tensor of this physical shape."""
+        return T.arg(name, T.buffer(tuple(self.batch if extent == BATCH else extent for extent in shape), dtype))
 
 
 @contextmanager
@@ -66,9 +66,9 @@ def local(*shape: int) -> Buffer:
     return T.alloc_buffer(shape, "float32")
 
 
-def view(buffer: Buffer, *shape: Expr) -> Buffer:
+def view(buffer: Buffer, *shape: Expr, dtype: str = "float32") -> Buffer:
     """The same elements under another shape."""
-    return T.decl_buffer(shape, "float32", data=buffer.data)
+    return T.decl_buffer(shape, dtype, data=buffer.data)
 
 
 def settle(value: Expr) -> Expr:

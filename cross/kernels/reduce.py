@@ -46,6 +46,9 @@ def reduce_kernel(
         gathers = any(access.is_gathered(s, t) for s, t in zip(inputs, types, strict=True))
         if kind == "sum" and axes == (2, 3) and not gathers and outputs[0].kind == "blocked":
             _plane_sums(kernel, exprs, domain, sources, results, outputs)
+        elif _keeps_rows(axes, domain, sources, outputs, vector):
+            for expr, result in zip(exprs, results, strict=True):
+                _along_rows(kernel, expr, kind, axes, domain, sources, result, vector)
         else:
             for expr, result, storage in zip(exprs, results, outputs, strict=True):
                 _generic(kernel, expr, kind, axes, domain, sources, result, storage, vector)
@@ -81,6 +84,58 @@ def _plane_sums(
             for j in range(1, side):
                 add_to(part, (lanes(0, block),), part[lanes(j * block, block)])
             store(result, (n, o, 0, 0, lanes(0, block)), part[lanes(0, block)])
+
+
+def _keeps_rows(
+    axes: tuple[int, ...], domain: Shape, sources: Sequence[Source], outputs: Sequence[Storage], vector: int
+) -> bool:
+    """Whether the last axis stays and can be walked in vectors."""
+    last = domain[-1]
+    is_plain = all(s.kind == "plain" for s in outputs) and all(_row_is_vector(s, last) for s in sources)
+    return is_plain and len(domain) - 1 not in axes and last % vector == 0
+
+
+def _along_rows(
+    kernel: Kernel,
+    expr: Expr,
+    kind: str,
+    axes: tuple[int, ...],
+    domain: Shape,
+    sources: Sequence[Source],
+    result: Any,
+    vector: int,
+) -> None:
+    """A few vectors of the last axis a task; the reduced axes are walked inside, whole rows of cache lines at a time."""
+    last = domain[-1]
+    side = next(d for d in (4, 2, 1) if last % (d * vector) == 0)
+    kept = [d for d in range(len(domain) - 1) if d not in axes]
+    extents = [*(kernel.batch if domain[d] == -1 else domain[d] for d in kept), last // (side * vector)]
+    tasks: PrimExpr = 1
+    for extent in extents:
+        tasks = tasks * extent
+    work = 1
+    for extent in domain[1:]:
+        work *= extent
+    start = 0.0 if kind == "sum" else LOWEST
+    with spread_tasks(tasks, work) as task:
+        place = _unflatten(task, extents)
+        indices: list[Index] = [0] * len(domain)
+        for d, index in zip(kept, place[:-1], strict=True):
+            indices[d] = index
+        first = place[-1] * (side * vector)
+        totals = local(side * vector)
+        lane = [lanes(j * vector, vector) for j in range(side)]
+        for j in range(side):
+            store(totals, (lane[j],), arithmetic.constant(start, totals[lane[j]]))
+        with ExitStack() as loops:
+            for axis in axes:
+                indices[axis] = loops.enter_context(T.serial(0, domain[axis]))
+            for j in range(side):
+                at = [*indices[:-1], lanes(first + j * vector, vector)]
+                _combine(kind, totals, lane[j], element(expr, sources, domain, at))
+        out = [0 if d in axes else index for d, index in enumerate(indices)]
+        for j in range(side):
+            store(result, tuple([*out[:-1], lanes(first + j * vector, vector)]), totals[lane[j]])
 
 
 def _combine(kind: str, total: Any, index: PrimExpr, value: PrimExpr) -> None:
@@ -144,7 +199,8 @@ def _generic(
 
 def _row_is_vector(source: Source, last: int) -> bool:
     along = source.kind.shape[-1] if source.kind.shape else 1
-    return source.storage.kind == "plain" and along in (1, last)
+    in_order = source.storage.kind == "plain" or (source.storage.kind == "vector" and len(source.kind.shape) == 1)
+    return in_order and along in (1, last)
 
 
 def _zero_filled_channels(kernel: Kernel, storage: Storage, domain: Shape, kept: Sequence[int], result: Any) -> None:
@@ -191,7 +247,7 @@ def sum_batch_kernel(
     return kernel.function
 
 
-def _unflatten(place: PrimExpr, shape: Shape) -> list[PrimExpr]:
+def _unflatten(place: PrimExpr, shape: Sequence[PrimExpr]) -> list[PrimExpr]:
     found: list[PrimExpr] = []
     for extent in reversed(shape):
         found.insert(0, place % extent)

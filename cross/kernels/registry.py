@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from cross.expression import arg
 from cross.fuse import domain_of, expressions
 from cross.graph import Node, TensorType
 from cross.kernels import convolution as conv
-from cross.kernels import dense, depthwise, grouped, map, movement, normalisation, pooling, reduce
+from cross.kernels import dense, depthwise, embedding, grouped, map, movement, normalisation, pooling, reduce
 from cross.kernels.convolution_forward import convolution_forward
 from cross.kernels.convolution_input_gradient import (
     convolution_input_gradient,
@@ -22,7 +23,7 @@ from cross.kernels.convolution_input_gradient import (
     weight_transpose,
 )
 from cross.kernels.convolution_weight_gradient import convolution_weight_gradient
-from cross.storage import Axis, Storage
+from cross.storage import Axis, Storage, plain
 from cross.target import Target
 
 
@@ -261,9 +262,39 @@ def _matmul(site: Site) -> list[SiteCall]:
         columns=kind.shape[-1],
         inner=depth,
         transpose_a=attrs["transpose_a"],
-        transpose_b=attrs["transpose_b"],
     )
-    return _single(site, lambda: dense.matmul(spec, site.target), (0, 2 * kind.elements * depth))
+    left, right = site.node.inputs
+    calls = []
+    if attrs["transpose_b"]:
+        copy = f"{right}:transposed~{site.node.outputs[0]}"
+        calls.append(_matrix_transpose(site, right, copy))
+        right = copy
+    output, work = site.node.outputs[0], (0, 2 * kind.elements * depth)
+    build = partial(dense.matmul, spec, site.target)
+    return [*calls, SiteCall(site.node.op, (spec, site.target.name), build, (left, right, output), work)]
+
+
+def _matrix_transpose(site: Site, name: str, copy: str) -> SiteCall:
+    """A copy of a tensor with its last two axes exchanged."""
+    x, shape = site.storages[name], site.types[name].shape
+    last = len(shape) - 1
+    kind = TensorType((*shape[:-2], shape[-1], shape[-2]))
+    perm, storage = (*range(last - 1), last, last - 1), plain(kind)
+    build = partial(movement.transpose_kernel, x, perm, storage, kind, site.vector)
+    return SiteCall("matrix_transpose", (shape, site.target.name), build, (name, copy), (0, 0), {copy: storage})
+
+
+def _embedding(site: Site) -> list[SiteCall]:
+    tokens, table = site.input_types()
+    spec = embedding.EmbeddingSpec(table.shape[0], table.shape[1], tokens.shape[1:])
+    return _single(site, lambda: embedding.embedding(spec, site.target), (0, 0))
+
+
+def _embedding_gradient(site: Site) -> list[SiteCall]:
+    (tokens, _), (table,) = site.input_types(), site.output_types()
+    spec = embedding.EmbeddingSpec(table.shape[0], table.shape[1], tokens.shape[1:])
+    work = (0, tokens.elements * table.shape[1])
+    return _single(site, lambda: embedding.embedding_gradient(spec, site.target), work)
 
 
 def _max_pool2d(site: Site) -> list[SiteCall]:
@@ -360,6 +391,8 @@ BUILDERS: dict[str, Callable[[Site], list[SiteCall]]] = {
     "dense_input_gradient": _dense_input_gradient,
     "dense_weight_gradient": _dense_weight_gradient,
     "matmul": _matmul,
+    "embedding": _embedding,
+    "embedding_gradient": _embedding_gradient,
     "max_pool2d": _max_pool2d,
     "max_pool2d_gradient": _max_pool2d_gradient,
     "avg_pool2d": _avg_pool2d,

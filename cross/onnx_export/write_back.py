@@ -45,17 +45,18 @@ class WeightStore:
 
         Where something else reads the same tensor too, that keeps its value: ours becomes an initializer of its own.
         """
-        readers = set(origin.readers)
+        readers = {reader for each in (origin, *origin.others) for reader in each.readers}
         if self._replaceable(origin.tensor) and self._read_only_by(origin.tensor, readers):
             self._store(origin.tensor, undo(array, origin.steps, resized))
             return
-        fresh = self._unique(name)
-        self._add(fresh, undo(array, origin.steps[origin.folded :], resized))
-        for output, index in origin.readers:
-            node = self.makers[output]
-            old, node.input[index] = node.input[index], fresh
-            self._forget(old, (output, index))
-            self._reads(fresh, (output, index))
+        for each in (origin, *origin.others):
+            fresh = self._unique(name)
+            self._add(fresh, undo(array, each.steps[each.folded :], resized))
+            for output, index in each.readers:
+                node = self.makers[output]
+                old, node.input[index] = node.input[index], fresh
+                self._forget(old, (output, index))
+                self._reads(fresh, (output, index))
 
     def remove(self, node: NodeProto) -> None:
         """Take a node out, and whatever was only there for it."""

@@ -31,7 +31,10 @@ def calibrate(model: Model, seed: int) -> Model:
     """`model` with seeded weights of calibrated scales; a weight that is used twice is scaled for its first use."""
     last_use = {name: i for i, node in enumerate(model.nodes) for name in node.inputs}
     last = [node for node in model.nodes if node.op in _SCALED][-1:]
-    image = np.random.default_rng(0).standard_normal((1, *model.input_shape)).astype(np.float32)
+    random = np.random.default_rng(0)
+    image = random.standard_normal((1, *model.input_shape)).astype(np.float32)
+    if model.tensors[model.input].dtype == "int32":
+        image = random.integers(0, model.input_values, (1, *model.input_shape))
     values: dict[str, Array] = {**model.parameters, **model.states, **model.constants, model.input: image}
     inits, parameters = dict(model.inits), dict(model.parameters)
     done: set[str] = set()

@@ -50,11 +50,15 @@ class Draft:
         return candidate
 
     def parameter(self, name: str, array: Array, layout: str, origin: Origin, *, tie: bool = False) -> str:
-        """Add a trainable tensor. With `tie`, the same array under the same name is one tensor used twice."""
+        """Add a trainable tensor. With `tie`, the same array under the same name is one tensor used twice: also a table
+        of tokens that ends the model as its classifier."""
         known = self.parameters.get(name)
-        if tie and known is not None and self.layouts[name] == layout and np.array_equal(known, array):
+        if tie and known is not None and np.array_equal(known, array):
             first = self.origins[name]
-            self.origins[name] = replace(first, readers=first.readers + origin.readers)
+            if first.steps == origin.steps:
+                self.origins[name] = replace(first, readers=first.readers + origin.readers)
+            else:
+                self.origins[name] = replace(first, others=(*first.others, origin))
             return name
         name = self._add(name, array)
         self.parameters[name] = array
@@ -70,7 +74,9 @@ class Draft:
         return name
 
     def constant(self, name: str, array: Array) -> str:
-        """Add a tensor that is never trained; scalars have shape [1]."""
+        """Add a tensor that is never trained, once; scalars have shape [1]."""
+        if name in self.constants and np.array_equal(self.constants[name], array):
+            return name
         name = self._add(name, array)
         self.constants[name] = array
         return name

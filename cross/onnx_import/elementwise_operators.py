@@ -9,11 +9,19 @@ from typing import Any
 import numpy as np
 
 from cross.onnx_import.operator import NotConvertible, Operator
+from cross.onnx_import.source import INTEGERS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 TRAINABLE = frozenset(("add", "sub", "mul"))
 """Operators whose stored operand, one number a channel or more, is trained where it follows a weight."""
+
+
+MASKING = 1e4
+"""A stored summand that reaches this hides what it is added to, as attention masks do: it is not trained."""
+
+LARGEST = 1e30
+"""What stands for infinity in a mask: sums stay finite, and a softmax gives the same."""
 
 
 def unary(op: str, **defaults: float) -> Callable[[Operator], str]:
@@ -45,13 +53,11 @@ def operand(o: Operator, index: int, op: str) -> str:
     others = [i for i in range(len(o.node.input)) if o.is_data(i)]
     if not others:
         raise NotConvertible("none of its operands depends on the input")
-    rank = len(o.shape(others[0]))
-    while value.ndim >= rank:
-        if value.shape[0] != 1:
-            raise NotConvertible("a stored operand differs from row to row of the batch")
-        value = value[0]
+    value = _row(value, len(o.shape(others[0])))
     if value.size == 1:
         return o.draft.constant(o.origin(index), value.reshape(1))
+    if op == "add" and np.abs(value).max(initial=0.0) >= MASKING:
+        return o.draft.constant(o.origin(index), np.clip(value, -LARGEST, LARGEST))
     if op in TRAINABLE and any(o.data(i) in o.draft.trained for i in others):
         return o.parameter(index, value, "broadcast")
     return o.draft.constant(o.origin(index), value)
@@ -115,6 +121,8 @@ def power(o: Operator) -> str:
         return x
     if exponent == 2.0:
         return o.emit("mul", x, x)
+    if exponent == 3.0:
+        return o.emit("mul", o.emit("mul", x, x), x)
     if exponent == 0.5:
         return o.emit("sqrt", x)
     raise NotConvertible(f"exponent {exponent:g}" if value.size == 1 else "exponents that differ")
@@ -147,10 +155,40 @@ def same(o: Operator) -> str:
     return o.data(0)
 
 
+def gelu(o: Operator) -> str:
+    """Gelu, exact or with tanh."""
+    return o.emit("gelu", o.data(0), approximate=str(o.attrs.get("approximate", "none")))
+
+
+def where(o: Operator) -> str:
+    """Where with a stored condition -> each side times its 0/1 mask, added up; a stored side is masked here."""
+    condition = o.constant(0, "condition").astype(bool)
+    rank, parts = len(o.output_shape()), []
+    for index, mask in ((1, condition), (2, ~condition)):
+        if o.is_data(index):
+            chosen = o.draft.constant(f"{o.node.output[0]}/mask", _row(mask.astype(np.float32), rank))
+            parts.append(o.emit("mul", o.data(index), chosen))
+        else:
+            value = np.clip(o.constant(index, "side").astype(np.float32), -LARGEST, LARGEST)
+            masked = np.where(mask, value, np.float32(0))
+            parts.append(o.draft.constant(f"{o.node.output[0]}/side", _row(masked, rank)))
+    return o.emit("add", *parts)
+
+
+def _row(value: Array, rank: int) -> Array:
+    """Without the batch dimension of a tensor of `rank` dimensions; a scalar as [1]."""
+    while value.ndim >= rank:
+        if value.shape[0] != 1:
+            raise NotConvertible("a stored operand differs from row to row of the batch")
+        value = value[0]
+    return value.reshape(1) if value.ndim == 0 else value
+
+
 def cast(o: Operator) -> str:
-    """Cast between floats, all of which are float32 here."""
+    """Cast between floats, all of which are float32 here, or of tokens to another integer type."""
     to = int(o.attrs.get("to", 1))
-    if to != 1:
+    is_input = o.data(0) == o.draft.input
+    if to != 1 and not (is_input and to in INTEGERS):
         raise NotConvertible("a cast of computed values to integers")
     return o.data(0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -73,6 +74,24 @@ def _count(extent: int, kernel: int, stride: int, inside: int, ceil: bool) -> in
     return count - 1 if ceil and (count - 1) * stride >= inside else count
 
 
+def _layer_norm(inputs: Sequence[Array], attrs: Attrs) -> Array:
+    x, gamma, *beta = inputs
+    centred = x - x.mean(-1, keepdims=True)
+    scaled = centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + np.float32(attrs["eps"])) * gamma
+    return np.asarray(scaled + beta[0] if beta else scaled)
+
+
+def _erf(x: Array) -> Array:
+    return np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype)
+
+
+def _gelu(inputs: Sequence[Array], attrs: Attrs) -> Array:
+    x = inputs[0]
+    if attrs["approximate"] == "tanh":
+        return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
+    return np.asarray(0.5 * x * (1 + _erf(x * math.sqrt(0.5))))
+
+
 def _max_pool2d(inputs: Sequence[Array], attrs: Attrs) -> Array:
     taps = _windows(inputs[0], attrs, -np.inf)
     best = next(taps).copy()
@@ -119,11 +138,15 @@ FORWARD: Mapping[str, Callable[[Sequence[Array], Attrs], Array]] = {
     "conv2d": _conv2d,
     "dense": lambda v, a: v[0] @ v[1].T,
     "matmul": lambda v, a: v[0] @ v[1],
+    "embedding": lambda v, a: v[1][v[0]],
+    "layer_norm": _layer_norm,
     "batch_norm": _batch_norm,
     "relu": lambda v, a: np.maximum(v[0], 0),
     "sigmoid": lambda v, a: _sigmoid(v[0]),
     "tanh": lambda v, a: np.tanh(v[0]),
     "exp": lambda v, a: np.exp(v[0]),
+    "erf": lambda v, a: _erf(v[0]),
+    "gelu": _gelu,
     "neg": lambda v, a: -v[0],
     "sqrt": lambda v, a: np.sqrt(v[0]),
     "clip": lambda v, a: np.clip(v[0], a["min"], a["max"]),

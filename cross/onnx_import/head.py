@@ -26,7 +26,8 @@ def remove_softmax(draft: Draft, output: str) -> tuple[str, str]:
     if node is None or node.op not in _SOFTMAXES:
         return output, ""
     shape = draft.shapes[node.outputs[0]]
-    if shape[node.attrs["axis"]] != prod(shape[1:]):
+    of_tokens = len(shape) == 3 and node.attrs["axis"] == 2 and not reshapes
+    if shape[node.attrs["axis"]] != prod(shape[1:]) and not of_tokens:
         return output, ""
     logits = node.inputs[0]
     for step in reversed(reshapes):

@@ -74,6 +74,18 @@ def _matmul(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     return (*a[:-1], b[-1])
 
 
+def _embedding(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
+    tokens, table = inputs
+    return (*tokens, table[1])
+
+
+def _layer_norm(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
+    x, *vectors = inputs
+    if any(vector != x[-1:] for vector in vectors):
+        raise ValueError(f"scale and shift {vectors} do not fit {x}")
+    return x
+
+
 def _pool(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     n, channels, height, width = inputs[0]
     top, left, bottom, right = attrs["pads"]
@@ -117,11 +129,13 @@ def _slice(inputs: Sequence[Shape], attrs: Attrs) -> Shape:
     return tuple(d if d == BATCH else max(0, -(-(end - start) // step)) for d, start, end, step in spans)
 
 
-UNARY = frozenset("relu sigmoid tanh exp neg sqrt clip leaky_relu silu hard_swish hard_sigmoid dropout".split())
+UNARY = frozenset(
+    "relu sigmoid tanh exp erf gelu neg sqrt clip leaky_relu silu hard_swish hard_sigmoid dropout".split()
+)
 BINARY = frozenset(("add", "sub", "mul", "div"))
 POOLS = frozenset(("max_pool2d", "avg_pool2d"))
 REDUCTIONS = frozenset(("reduce_mean", "reduce_sum"))
-WEIGHTED = frozenset(("conv2d", "dense", "matmul"))
+WEIGHTED = frozenset(("conv2d", "dense", "embedding", "matmul"))
 
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(UNARY, _same),
@@ -131,6 +145,8 @@ RULES: Mapping[str, Rule] = {
     "conv2d": _conv2d,
     "dense": _dense,
     "matmul": _matmul,
+    "embedding": _embedding,
+    "layer_norm": _layer_norm,
     "batch_norm": _same,
     "softmax": _same,
     "log_softmax": _same,

@@ -9,12 +9,14 @@ from cross.initialise import default_bound
 from cross.onnx_import.draft import Draft
 
 _PRELU_SLOPE = 0.25
+_UNIT_VARIANCE = 3.0**0.5
 
 
 def choose_inits(draft: Draft) -> dict[str, Init]:
     """An Init for every parameter and state.
 
-    Weights and biases are uniform in 1 / sqrt(fan_in), batch norms 1 and 0, statistics 0 and 1.
+    Weights and biases are uniform in 1 / sqrt(fan_in), batch and layer norms 1 and 0, statistics 0 and 1. Tables of
+    tokens are uniform with the mean and variance of PyTorch's normal distribution, 0 and 1; positions start at 0.
     """
     producers = {node.outputs[0]: node for node in draft.nodes}
     inits: dict[str, Init] = {}
@@ -22,8 +24,10 @@ def choose_inits(draft: Draft) -> dict[str, Init]:
         if node.op in ("conv2d", "dense"):
             fan_in = prod(draft.shapes[node.inputs[1]][1:])
             inits.setdefault(node.inputs[1], Init("uniform", default_bound(fan_in)))
-        elif node.op == "batch_norm":
-            for name, value in zip(node.inputs[1:], (1.0, 0.0, 0.0, 1.0), strict=True):
+        elif node.op == "embedding":
+            inits.setdefault(node.inputs[1], Init("uniform", _UNIT_VARIANCE))
+        elif node.op in ("batch_norm", "layer_norm"):
+            for name, value in zip(node.inputs[1:], (1.0, 0.0, 0.0, 1.0), strict=False):
                 inits[name] = Init("constant", value)
         else:
             for name in node.inputs:

@@ -91,6 +91,19 @@ def batch_norm(o: Operator) -> str:
     return o.emit("batch_norm", o.data(0), gamma, beta, mean, variance, eps=eps, momentum=round(momentum, 7))
 
 
+def layer_norm(o: Operator) -> str:
+    """LayerNormalization over the last axis."""
+    o.only_output()
+    rank = len(o.shape())
+    if o.axis(int(o.attrs.get("axis", -1))) != rank - 1:
+        raise NotConvertible("layer norm over more than the last axis")
+    gamma = o.parameter(1, o.constant(1, "scale").reshape(-1), "c")
+    inputs = [gamma]
+    if o.has(2):
+        inputs.append(o.parameter(2, o.constant(2, "shift").reshape(-1), "c"))
+    return o.emit("layer_norm", o.data(0), *inputs, eps=float(o.attrs.get("epsilon", 1e-5)))
+
+
 def max_pool(o: Operator) -> str:
     """MaxPool of images or rows; without indices and dilation."""
     o.only_output()

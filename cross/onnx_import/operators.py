@@ -29,10 +29,12 @@ CONVERSIONS: Mapping[str, Conversion] = {
     "DepthToSpace": shape.depth_to_space,
     "Div": elementwise.binary("div"),
     "Dropout": elementwise.dropout,
+    "Erf": elementwise.unary("erf"),
     "Exp": elementwise.unary("exp"),
     "Expand": shape.expand,
     "Flatten": shape.reshape,
     "Gather": shape.gather,
+    "Gelu": elementwise.gelu,
     "Gemm": layer.gemm,
     "GlobalAveragePool": layer.global_average_pool,
     "GlobalMaxPool": layer.global_max_pool,
@@ -40,6 +42,7 @@ CONVERSIONS: Mapping[str, Conversion] = {
     "HardSwish": elementwise.unary("hard_swish"),
     "Identity": elementwise.same,
     "LRN": layer.lrn,
+    "LayerNormalization": layer.layer_norm,
     "LeakyRelu": elementwise.unary("leaky_relu", alpha=0.01),
     "LogSoftmax": elementwise.softmax("log_softmax"),
     "MatMul": layer.matmul,
@@ -69,6 +72,7 @@ CONVERSIONS: Mapping[str, Conversion] = {
     "Tanh": elementwise.unary("tanh"),
     "Transpose": shape.transpose,
     "Unsqueeze": shape.reshape,
+    "Where": elementwise.where,
 }
 
 

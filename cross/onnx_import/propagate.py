@@ -8,7 +8,7 @@ size that the file declares shows what a baked-in Reshape meant.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -26,7 +26,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 FOLDABLE = frozenset(
     """Abs Add And Cast CastLike Ceil Clip Concat ConstantOfShape DequantizeLinear Div Equal Exp Expand Flatten Floor
     Gather Greater GreaterOrEqual Identity Less LessOrEqual Max Min Mod Mul Neg Not Or Pow Range Reciprocal ReduceMax
-    ReduceMin ReduceProd ReduceSum Reshape Shape Size Slice Split Sqrt Squeeze Sub Tile Transpose Unsqueeze
+    ReduceMin ReduceProd ReduceSum Reshape Shape Size Slice Split Sqrt Squeeze Sub Tile Transpose Trilu Unsqueeze
     Where""".split()
 )
 """Operators evaluated where all their inputs are known."""
@@ -75,13 +75,13 @@ def fold_constants(source: SourceGraph) -> tuple[SourceGraph, dict[str, Origin]]
             made_bytes += sum(array.nbytes for array in made.values())
             _check_size(node, made_bytes)
             constants.update(made)
-            if node.op_type in RENAMING:
+            if node.op_type in RENAMING or _takes_all(node, constants):
                 before = origins.get(names[0], Origin(names[0]))
                 steps = (*before.steps, *_reordering(node, constants[names[0]].shape))
                 origins[node.output[0]] = Origin(before.tensor, (), steps, len(steps))
         else:
             remaining.append(node)
-    folded = SourceGraph(tuple(remaining), constants, source.input, source.input_dims, source.output, source.opset)
+    folded = replace(source, nodes=tuple(remaining), constants=constants)
     return folded, origins
 
 
@@ -93,6 +93,14 @@ def _reordering(node: NodeProto, before: Shape) -> tuple[tuple[str, Shape], ...]
         return (("reshape", before),)
     perm = next((tuple(a.ints) for a in node.attribute if a.name == "perm"), tuple(range(len(before)))[::-1])
     return (("transpose", perm),)
+
+
+def _takes_all(node: NodeProto, values: Mapping[str, Array]) -> bool:
+    """Whether a Gather or Slice takes a whole table in order, as position embeddings of full length do."""
+    if node.op_type not in ("Gather", "Slice"):
+        return False
+    whole, taken = values[node.input[0]], values[node.output[0]]
+    return whole.ndim > 1 and whole.size == taken.size and np.array_equal(whole.ravel(), taken.ravel())
 
 
 def propagate(source: SourceGraph, sample_shape: Shape, origins: Mapping[str, Origin]) -> Propagated:
@@ -128,7 +136,7 @@ def _try_run(source: SourceGraph, batch: int, sample_shape: Shape) -> Shapes:
 
 
 def _run(source: SourceGraph, batch: int, sample_shape: Shape, baked: Shapes) -> _Run:
-    kind = onnx.helper.make_tensor_type_proto(TensorProto.FLOAT, (batch, *sample_shape))
+    kind = onnx.helper.make_tensor_type_proto(source.input_type, (batch, *sample_shape))
     run = _Run({source.input: kind}, dict(source.constants))
     for node in source.nodes:
         names = [i for i in node.input if i]

@@ -17,10 +17,14 @@ def reshape(o: Operator) -> str:
 
 
 def expand(o: Operator) -> str:
-    """Expand that changes nothing at any batch size."""
-    if o.output_shape() != o.shape():
-        raise NotConvertible(f"it repeats {list(o.shape()[1:])} to {list(o.output_shape()[1:])}")
-    return o.data(0)
+    """Expand: nothing, or zeros of the larger shape added, where the batch stays as it is."""
+    shape, wanted = o.shape(), o.output_shape()
+    if wanted == shape:
+        return o.data(0)
+    if len(wanted) != len(shape):
+        raise NotConvertible(f"it repeats {list(shape[1:])} to {list(wanted[1:])}")
+    zeros = o.draft.constant(f"{o.node.output[0]}/zeros", np.zeros(wanted[1:], np.float32))
+    return o.emit("add", o.data(0), zeros)
 
 
 def transpose(o: Operator) -> str:
@@ -77,7 +81,9 @@ def split(o: Operator) -> tuple[str, ...]:
 
 
 def gather(o: Operator) -> str:
-    """Gather of one index, or of consecutive ones, along an axis -> slice."""
+    """Gather of one index, or of consecutive ones, along an axis -> slice; of a stored table by tokens -> embedding."""
+    if not o.is_data(0):
+        return _embedding(o)
     axis = o.axis(int(o.attrs.get("axis", 0)))
     indices = o.constant(1, "index")
     extent = o.shape()[axis]
@@ -87,6 +93,16 @@ def gather(o: Operator) -> str:
     spans = _whole(o)
     spans[axis] = (flat[0], flat[-1] + 1, 1)
     return o.reshape(_cut(o, spans), o.output_shape())
+
+
+def _embedding(o: Operator) -> str:
+    table = o.constant(0, "table")
+    if table.ndim != 2 or int(o.attrs.get("axis", 0)) != 0:
+        raise NotConvertible(f"rows of a stored tensor of {table.ndim} dimensions are chosen by data")
+    if o.data(1) != o.draft.input:
+        raise NotConvertible("its indices are computed, not the model's input")
+    weight = o.parameter(0, table, "vc", tie=True)
+    return o.emit("embedding", o.data(1), weight)
 
 
 def _whole(o: Operator) -> list[tuple[int, int, int]]:

@@ -1,9 +1,10 @@
-"""Clean-up with the function unchanged: padding moves into convolutions, x * sigmoid(x) becomes SiLU."""
+"""Clean-up with the function unchanged: padding moves into convolutions; SiLU, GELU and layer norm become one node."""
 
 from __future__ import annotations
 
 from cross.graph import Node
 from cross.onnx_import.draft import Draft
+from cross.onnx_import.patterns import merge_gelu, merge_layer_norm
 
 
 def simplify(draft: Draft, output: str) -> tuple[Draft, str]:
@@ -14,6 +15,8 @@ def simplify(draft: Draft, output: str) -> tuple[Draft, str]:
     for node in draft.nodes:
         node = _merge_pad(node, producers)
         node = _merge_sigmoid(node, producers)
+        node = merge_gelu(node, producers, draft)
+        node = merge_layer_norm(node, producers, draft)
         node = _merge_reshape(node, producers)
         inputs = tuple(renamed.get(i, i) for i in node.inputs)
         if node.op == "reshape" and written.shapes[inputs[0]] == node.attrs["shape"]:

@@ -16,13 +16,19 @@ from cross.errors import CorruptInputError, UnsupportedModelError, UsageError
 Array = np.ndarray[Any, np.dtype[Any]]
 
 FLOATS = frozenset((TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16))
+INTEGERS = frozenset((TensorProto.INT32, TensorProto.INT64))
+"""An input of these types holds tokens."""
+
 OLDEST_OPSET = 7
 """Before it, broadcasting was an attribute and batch norm had another meaning."""
 
 
 @dataclass(frozen=True)
 class SourceGraph:
-    """Nodes in topological order; `input_dims` as declared, None where free; float constants are float32."""
+    """Nodes in topological order; `input_dims` as declared, None where free; float constants are float32.
+
+    `input_type`: TensorProto.FLOAT, or the integer type of tokens.
+    """
 
     nodes: tuple[NodeProto, ...]
     constants: Mapping[str, Array]
@@ -30,6 +36,7 @@ class SourceGraph:
     input_dims: tuple[int | None, ...]
     output: str
     opset: int
+    input_type: int = TensorProto.FLOAT
 
 
 def single_precision(array: Array) -> Array:
@@ -71,8 +78,15 @@ def build_source(model: onnx.ModelProto, input_name: str | None, output_name: st
     kept = _between(nodes, set(inputs) | set(constants), output)
     name = _choose_input(inputs, kept, input_name)
     used = {i for node in kept for i in node.input}
+    kind = inputs[name].type.tensor_type.elem_type
     return SourceGraph(
-        tuple(kept), {k: v for k, v in constants.items() if k in used}, name, _dims(inputs[name]), output, opset
+        tuple(kept),
+        {k: v for k, v in constants.items() if k in used},
+        name,
+        _dims(inputs[name]),
+        output,
+        opset,
+        kind if kind in INTEGERS else TensorProto.FLOAT,
     )
 
 
@@ -125,9 +139,11 @@ def _choose_input(inputs: Mapping[str, onnx.ValueInfoProto], nodes: list[NodePro
             f"the output needs {', '.join(others)} beside {name}. Export the model with one input, or choose --output."
         )
     kind = inputs[name].type.tensor_type
-    if kind.elem_type not in FLOATS:
+    if kind.elem_type not in FLOATS | INTEGERS:
         dtype = TensorProto.DataType.Name(kind.elem_type).lower() if kind.elem_type else "no tensor"
-        raise UnsupportedModelError(f"input {name!r} is {dtype}, not float32. Export the model with a float input.")
+        raise UnsupportedModelError(
+            f"input {name!r} is {dtype}, not float32 or int64. Export the model with images or tokens as its input."
+        )
     return name
 
 

@@ -35,6 +35,8 @@ RULES: dict[str, Rule] = {
     "dense": Rule(dense.forward, dense.gradient),
     "matmul": Rule(dense.matmul, dense.matmul_gradient),
     "batch_norm": Rule(normalisation.batch_norm, normalisation.batch_norm_gradient),
+    "embedding": Rule(dense.embedding, dense.embedding_gradient),
+    "layer_norm": Rule(normalisation.layer_norm, normalisation.layer_norm_gradient),
     "lrn": Rule(normalisation.lrn, normalisation.lrn_gradient),
     "max_pool2d": Rule(pooling.max_pool, pooling.max_pool_gradient),
     "avg_pool2d": Rule(pooling.avg_pool, pooling.avg_pool_gradient),

@@ -10,6 +10,7 @@ from cross.program_graph import Builder
 
 DROPOUT_COUNTER = "dropout_counter"
 LOSS_SCALE = "loss_scale"
+LABEL_SMOOTHING = "label_smoothing"
 TARGET = "target"
 
 
@@ -49,6 +50,12 @@ class Context:
             return self.reshaped(inputs[0], shape)
         total = build.emit("sum_batch", inputs, [TensorType(domain[1:])], {"expr": expr, "domain": domain})[0]
         return self.reshaped(total, shape)
+
+    def rows(self, expr: Expr, inputs: tuple[str, ...], domain: Shape, axis: int, kind: str = "sum") -> str:
+        """Sum or maximum of an expression over one axis of `domain`, which stays as 1."""
+        kept = TensorType(tuple(1 if d == axis else extent for d, extent in enumerate(domain)))
+        attrs = {"exprs": (expr,), "axes": (axis,), "kind": kind, "domain": domain}
+        return self.build.emit("reduce", inputs, [kept], attrs)[0]
 
     def reshaped(self, name: str, shape: Shape) -> str:
         """The same elements in another shape; the tensor itself where the shape is right already."""

@@ -1,4 +1,4 @@
-"""Dense layers and batched matrix products."""
+"""Dense layers, tables of rows (embeddings) and batched matrix products."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ def gradient(context: Context, node: Node, dy: str) -> dict[str, str]:
     if x in context.wanted:
         found[x] = context.build.emit("dense_input_gradient", [dy, weight], [context.type(x)])[0]
     return found
+
+
+def embedding(context: Context, node: Node) -> None:
+    context.build.emit("embedding", node.inputs, [context.type(node.outputs[0])], {}, node.outputs)
+
+
+def embedding_gradient(context: Context, node: Node, dy: str) -> dict[str, str]:
+    tokens, weight = node.inputs
+    return {weight: context.build.emit("embedding_gradient", [tokens, dy], [context.type(weight)])[0]}
 
 
 def _product(context: Context, a: str, b: str, kind: TensorType, transpose_a: bool, transpose_b: bool) -> str:

@@ -26,13 +26,26 @@ def _hard_sigmoid(x: Expr, alpha: float, beta: float) -> Expr:
     return ex.minimum(ex.maximum(scaled, ex.ZERO), ex.ONE)
 
 
+def _gelu(x: Expr, approximate: str) -> Expr:
+    """x times the normal distribution's cumulative function, or its form with tanh (Hendrycks and Gimpel 2016, section 2)."""
+    if approximate == "tanh":
+        cubed = ex.mul(ex.mul(x, x), x)
+        inner = ex.mul(const(math.sqrt(2 / math.pi)), ex.add(x, ex.mul(const(0.044715), cubed)))
+        share: Expr = ("tanh", inner)
+    else:
+        share = ("erf", ex.mul(x, const(math.sqrt(0.5))))
+    return ex.mul(ex.mul(const(0.5), x), ex.add(share, ex.ONE))
+
+
 EXPRESSIONS: dict[str, Callable[[Attrs], Expr]] = {
     "relu": lambda a: ex.maximum(arg(0), ex.ZERO),
     "clip": lambda a: _clip(arg(0), a),
     "leaky_relu": lambda a: ex.select(ex.greater(arg(0), ex.ZERO), arg(0), ex.mul(arg(0), const(a["alpha"]))),
     "sigmoid": lambda a: ex.sigmoid(arg(0)),
     "tanh": lambda a: ("tanh", arg(0)),
+    "erf": lambda a: ("erf", arg(0)),
     "exp": lambda a: ("exp", arg(0)),
+    "gelu": lambda a: _gelu(arg(0), a["approximate"]),
     "neg": lambda a: ex.neg(arg(0)),
     "sqrt": lambda a: ("sqrt", arg(0)),
     "silu": lambda a: ex.mul(arg(0), ex.sigmoid(arg(0))),

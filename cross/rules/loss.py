@@ -5,7 +5,7 @@ from __future__ import annotations
 from cross import expression as ex
 from cross.expression import Expr, arg, const
 from cross.graph import BATCH, TensorType
-from cross.rules.context import LOSS_SCALE, TARGET, Context, gradient_name
+from cross.rules.context import LABEL_SMOOTHING, LOSS_SCALE, TARGET, Context, gradient_name
 
 
 def target_type(output: TensorType, loss: str) -> TensorType:
@@ -14,27 +14,43 @@ def target_type(output: TensorType, loss: str) -> TensorType:
 
 
 def cross_entropy(context: Context, logits: str) -> tuple[str, str]:
-    """Softmax cross-entropy: loss = log sum exp(x - max) + max - x[target]; gradient = (softmax - one-hot) * scale."""
+    """Softmax cross-entropy of logits [N, ..., classes], the mean over a sample's positions where it has several.
+
+    A position's loss is log sum exp(x - max) + max - x[target] + s * (x[target] - mean x), its gradient
+    (softmax - one-hot + s * (one-hot - 1 / classes)) * scale, s being the run-time scalar label_smoothing: PyTorch's
+    definition, and at s = 0 the bits of plain cross-entropy.
+    """
     build, kind = context.build, context.type(logits)
     axis = len(kind.shape) - 1
     kept = TensorType((*kind.shape[:-1], 1))
+    share, even = 1.0 / TensorType(kind.shape[:-1]).elements, const(1.0 / kind.shape[-1])
+    build.tensors[LABEL_SMOOTHING] = TensorType((1,))
 
-    def rows(expr: Expr, inputs: tuple[str, ...], how: str) -> str:
-        attrs = {"exprs": (expr,), "axes": (axis,), "kind": how, "domain": kind.shape}
-        return build.emit("reduce", inputs, [kept], attrs)[0]
-
-    top = rows(arg(0), (logits,), "max")
+    top = context.rows(arg(0), (logits,), kind.shape, axis, "max")
     shifted: Expr = ("exp", ex.sub(arg(0), arg(1)))
-    total = rows(shifted, (logits, top), "sum")
+    total = context.rows(shifted, (logits, top), kind.shape, axis)
     hit: Expr = ("equal", ("index", axis), arg(1))
-    chosen = rows(ex.select(hit, arg(0), ex.ZERO), (logits, TARGET), "sum")
+    chosen = context.rows(ex.select(hit, arg(0), ex.ZERO), (logits, TARGET), kind.shape, axis)
+    mean = context.rows(ex.mul(arg(0), even), (logits,), kind.shape, axis)
     value = ex.sub(ex.add(("log", arg(0)), arg(1)), arg(2))
-    value_rows = build.map(value, (total, top, chosen), kept)
-    build.emit("reshape", [value_rows], [TensorType((BATCH, *kind.shape[1:-1]))], {}, ["loss"])
+    smoothed = ex.add(value, ex.mul(arg(4), ex.sub(arg(2), arg(3))))
+    value_rows = build.map(smoothed, (total, top, chosen, mean, LABEL_SMOOTHING), kept)
+    _sample_means(context, value_rows, kept, share)
     one_hot = ex.select(("equal", ("index", axis), arg(3)), ex.ONE, ex.ZERO)
-    slope = ex.mul(arg(4), ex.sub(ex.div(shifted, arg(2)), one_hot))
-    inputs = (logits, top, total, TARGET, LOSS_SCALE)
-    return "loss", build.map(slope, inputs, kind, gradient_name(logits))
+    smoothing = ex.mul(arg(5), ex.sub(one_hot, even))
+    slope = ex.add(ex.sub(ex.div(shifted, arg(2)), one_hot), smoothing)
+    scale = ex.mul(arg(4), const(share))
+    inputs = (logits, top, total, TARGET, LOSS_SCALE, LABEL_SMOOTHING)
+    return "loss", build.map(ex.mul(scale, slope), inputs, kind, gradient_name(logits))
+
+
+def _sample_means(context: Context, rows: str, kind: TensorType, share: float) -> None:
+    """The loss [N]: mean over all axes but the batch of `rows`."""
+    build, axes = context.build, tuple(range(1, len(kind.shape)))
+    if kind.elements > 1:
+        attrs = {"exprs": (ex.mul(arg(0), const(share)),), "axes": axes, "kind": "sum", "domain": kind.shape}
+        rows = build.emit("reduce", (rows,), [TensorType((BATCH, *(1 for _ in axes)))], attrs)[0]
+    build.emit("reshape", [rows], [TensorType((BATCH,))], {}, ["loss"])
 
 
 def mean_squared_error(context: Context, output: str) -> tuple[str, str]:

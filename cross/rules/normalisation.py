@@ -1,4 +1,4 @@
-"""Batch norm and local response normalisation.
+"""Batch norm, layer norm and local response normalisation.
 
 Batch norm in training is three kernels forward (per-sample statistics, their sum, an element-wise map) and three
 backward. The statistics are each sample's sum and squared deviations from its own mean, combined over samples by
@@ -101,6 +101,42 @@ def batch_norm_gradient(context: Context, node: Node, dy: str) -> dict[str, str]
         expr = ex.add(ex.add(ex.mul(arg(0), arg(2)), ex.mul(deviation, arg(3))), arg(4))
         found[x] = build.map(expr, (dy, x, *outputs[3:], mean), TensorType(domain))
     return {name: tensor for name, tensor in found.items() if name in context.wanted}
+
+
+def layer_norm(context: Context, node: Node) -> None:
+    """y = (x - mean) / sqrt(var + eps) * gamma + beta over the last axis; Ba, Kiros and Hinton 2016, section 3."""
+    build, kind, (x, gamma, *beta) = context.build, context.type(node.outputs[0]), node.inputs
+    axis, share = len(kind.shape) - 1, const(1.0 / kind.shape[-1])
+    deviation = ex.sub(arg(0), arg(1))
+    mean = context.rows(ex.mul(arg(0), share), (x,), kind.shape, axis)
+    var = context.rows(ex.mul(ex.mul(deviation, deviation), share), (x, mean), kind.shape, axis)
+    inverse_expr = ex.div(ex.ONE, ("sqrt", ex.add(arg(0), const(float(node.attrs["eps"])))))
+    inverse = build.map(inverse_expr, (var,), context.type(var))
+    context.saved[node.outputs[0]] = (mean, inverse)
+    expr = ex.mul(ex.mul(deviation, arg(2)), arg(3))
+    expr = ex.add(expr, arg(4)) if beta else expr
+    build.map(expr, (x, mean, inverse, gamma, *beta), kind, node.outputs[0])
+
+
+def layer_norm_gradient(context: Context, node: Node, dy: str) -> dict[str, str]:
+    """With g = dy gamma and the normalised z: dx = (g - mean of g - z * mean of g z) / sqrt(var + eps)."""
+    build, (x, gamma, *beta) = context.build, node.inputs
+    kind, (mean, inverse) = context.type(x), context.saved[node.outputs[0]]
+    axis, share, found = len(kind.shape) - 1, const(1.0 / kind.shape[-1]), {}
+    normal = ex.mul(ex.sub(arg(1), arg(2)), arg(3))
+    inputs = (dy, x, mean, inverse)
+    if gamma in context.wanted:
+        found[gamma] = context.sum_to(ex.mul(arg(0), normal), inputs, kind.shape, context.shape(gamma))
+    for name in beta:
+        if name in context.wanted:
+            found[name] = context.sum_to(arg(0), (dy,), kind.shape, context.shape(name))
+    if x in context.wanted:
+        scaled = ex.mul(arg(0), arg(4))
+        plain = context.rows(ex.mul(ex.mul(arg(0), arg(1)), share), (dy, gamma), kind.shape, axis)
+        weighted = context.rows(ex.mul(ex.mul(scaled, normal), share), (*inputs, gamma), kind.shape, axis)
+        expr = ex.mul(ex.sub(ex.sub(scaled, arg(5)), ex.mul(normal, arg(6))), arg(3))
+        found[x] = build.map(expr, (*inputs, gamma, plain, weighted), kind)
+    return found
 
 
 def lrn(context: Context, node: Node) -> None:

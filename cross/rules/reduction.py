@@ -53,17 +53,12 @@ def reduce_sum_gradient(context: Context, node: Node, dy: str) -> dict[str, str]
     return _spread(context, node, dy, 1.0)
 
 
-def _rows(context: Context, expr: Expr, inputs: tuple[str, ...], shape: Shape, axis: int, kind: str) -> str:
-    attrs = {"exprs": (expr,), "axes": (axis,), "kind": kind, "domain": shape}
-    return context.build.emit("reduce", inputs, [TensorType(_kept_shape(shape, (axis,)))], attrs)[0]
-
-
 def softmax(context: Context, node: Node) -> None:
     """exp(x - max) / sum, over one axis."""
     (x,), axis, kind = node.inputs, int(node.attrs["axis"]), context.type(node.outputs[0])
-    top = _rows(context, arg(0), (x,), kind.shape, axis, "max")
+    top = context.rows(arg(0), (x,), kind.shape, axis, "max")
     shifted: Expr = ("exp", ex.sub(arg(0), arg(1)))
-    total = _rows(context, shifted, (x, top), kind.shape, axis, "sum")
+    total = context.rows(shifted, (x, top), kind.shape, axis)
     context.build.map(ex.div(shifted, arg(2)), (x, top, total), kind, node.outputs[0])
 
 
@@ -71,15 +66,15 @@ def softmax_gradient(context: Context, node: Node, dy: str) -> dict[str, str]:
     """dx = y (dy - sum of dy y)."""
     y, axis = node.outputs[0], int(node.attrs["axis"])
     kind = context.type(y)
-    total = _rows(context, ex.mul(arg(0), arg(1)), (dy, y), kind.shape, axis, "sum")
+    total = context.rows(ex.mul(arg(0), arg(1)), (dy, y), kind.shape, axis)
     expr = ex.mul(arg(1), ex.sub(arg(0), arg(2)))
     return {node.inputs[0]: context.build.map(expr, (dy, y, total), kind)}
 
 
 def log_softmax(context: Context, node: Node) -> None:
     (x,), axis, kind = node.inputs, int(node.attrs["axis"]), context.type(node.outputs[0])
-    top = _rows(context, arg(0), (x,), kind.shape, axis, "max")
-    total = _rows(context, ("exp", ex.sub(arg(0), arg(1))), (x, top), kind.shape, axis, "sum")
+    top = context.rows(arg(0), (x,), kind.shape, axis, "max")
+    total = context.rows(("exp", ex.sub(arg(0), arg(1))), (x, top), kind.shape, axis)
     expr = ex.sub(ex.sub(arg(0), arg(1)), ("log", arg(2)))
     context.build.map(expr, (x, top, total), kind, node.outputs[0])
 
@@ -88,6 +83,6 @@ def log_softmax_gradient(context: Context, node: Node, dy: str) -> dict[str, str
     """dx = dy - exp(y) * sum of dy."""
     y, axis = node.outputs[0], int(node.attrs["axis"])
     kind = context.type(y)
-    total = _rows(context, arg(0), (dy,), kind.shape, axis, "sum")
+    total = context.rows(arg(0), (dy,), kind.shape, axis)
     expr = ex.sub(arg(0), ex.mul(("exp", arg(1)), arg(2)))
     return {node.inputs[0]: context.build.map(expr, (dy, y, total), kind)}

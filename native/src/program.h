@@ -132,6 +132,7 @@ typedef struct taste_model {
     uint16_t loss_scale;      /* scalar tensor float32 [1]: gradients are scaled by it; TASTE_NO_TENSOR: none */
     uint16_t label_smoothing; /* scalar tensor float32 [1]; TASTE_NO_TENSOR: the loss has none */
     uint16_t dropout_counter; /* scalar tensor uint32 [4]: seed, step, first sample, 0; TASTE_NO_TENSOR: no dropout */
+    uint32_t input_values;    /* int32 inputs lie in [0, input_values); 0: the input is float32 */
 } taste_model;
 
 extern const taste_model taste_model_table;

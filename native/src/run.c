@@ -129,6 +129,18 @@ static taste_status check_labels(taste_session *session, const int32_t *labels, 
     return TASTE_STATUS_OK;
 }
 
+/* Tokens choose rows of a table: one out of range must not reach a kernel. */
+static taste_status check_tokens(taste_session *session, const int32_t *tokens, uint64_t count) {
+    const taste_model *model = session->model;
+    for (uint64_t i = 0; i < count; i++) {
+        if (tokens[i] >= 0 && (uint32_t)tokens[i] < model->input_values) continue;
+        return taste_fail(&session->error, TASTE_STATUS_USAGE,
+                          "token %llu of the batch is %d: model %s knows 0 to %u. Correct the samples.",
+                          (unsigned long long)i, tokens[i], model->name, model->input_values - 1);
+    }
+    return TASTE_STATUS_OK;
+}
+
 taste_status taste_session_load(taste_session *session, uint32_t program, uint32_t batch_size, const void *x,
                                 const void *y) {
     taste_status status = taste_session_bind(session, NULL, program, batch_size);
@@ -136,6 +148,8 @@ taste_status taste_session_load(taste_session *session, uint32_t program, uint32
     const taste_model *model = session->model;
     const taste_program *p = &model->programs[program];
     const taste_tensor *input = &model->tensors[p->input];
+    if (model->input_values > 0) status = check_tokens(session, x, taste_layout_count(input, batch_size));
+    if (status != TASTE_STATUS_OK) return status;
     taste_layout_write(input, batch_size, x, taste_session_at(session, input, batch_size));
     if (y == NULL || p->target == TASTE_NO_TENSOR) return TASTE_STATUS_OK;
     const taste_tensor *target = &model->tensors[p->target];

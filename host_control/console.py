@@ -50,7 +50,7 @@ class Console:
         """Whether a person watches: a terminal, and no JSON."""
         return not self.json_lines and self._rich.is_terminal
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def event(self, kind: str, /, **fields: Any) -> None:
         """One JSON line, for scripts only."""
         if self.json_lines:
             print(json.dumps({"event": kind, **finite(fields)}), file=self._stream, flush=True)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from host_control.data import PackOptions
 
 
 def positive(text: str) -> int:
@@ -58,6 +62,37 @@ def input_shape(text: str) -> tuple[int, ...]:
     if not shape or min(shape) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a shape of sizes from 1 up")
     return shape
+
+
+def image_size(text: str) -> tuple[int, int]:
+    """(H, W): '224x224', or '224' for both."""
+    try:
+        height, _, width = text.lower().partition("x")
+        size = (int(height), int(width or height))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 32x32") from None
+    if not all(1 <= side <= 4096 for side in size):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size from 1x1 to 4096x4096")
+    return size
+
+
+def share(text: str) -> float:
+    """A fraction from 0 to below 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 0.2") from None
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a share from 0 to below 1")
+    return value
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Numbers separated by commas."""
+    try:
+        return tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0.5,0.5,0.5") from None
 
 
 def core_list(text: str) -> tuple[int, ...]:
@@ -129,6 +164,48 @@ def add_board_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--remote-dir", metavar="DIR", help="folder on the board (default: ~/.local/share/taste-edge)")
     group.add_argument("--accept-new", action="store_true", help="record the host key of a host that is not known yet")
+
+
+def add_data_flags(parser: argparse.ArgumentParser, required: bool = False) -> None:
+    """The data set and how its images are prepared; `pack_options` reads them."""
+    group = parser.add_argument_group("data")
+    group.add_argument(
+        "--data",
+        required=required,
+        metavar="SOURCE",
+        help="folder, zip or file of a data set, packed or not, or fashion-mnist",
+    )
+    group.add_argument("--size", type=image_size, metavar="HxW", help="size of all images (default: as they are)")
+    group.add_argument(
+        "--resize",
+        choices=("crop", "pad", "stretch"),
+        default="crop",
+        help="how: fill and cut, fit and pad, or ignore proportions",
+    )
+    group.add_argument(
+        "--val-split",
+        type=share,
+        metavar="SHARE",
+        help="held out for testing where the source has no such split (default: 0.2; of text 0.1, from its end)",
+    )
+    group.add_argument("--mean", type=numbers, metavar="M,M,M", help="of x/255, a plane each (default: training split)")
+    group.add_argument("--std", type=numbers, metavar="S,S,S", help="of x/255, a plane each (default: training split)")
+    group.add_argument("--bgr", action="store_true", help="planes in the order blue, green, red")
+    group.add_argument("--gray", action="store_true", help="one plane")
+    group.add_argument(
+        "--skip-bad", action="store_true", help="leave out images that cannot be decoded, and count them"
+    )
+    group.add_argument(
+        "--window", type=positive, default=64, metavar="T", help="characters of one sample of a text (default: 64)"
+    )
+
+
+def pack_options(args: argparse.Namespace) -> PackOptions:
+    """What the flags of `add_data_flags` and --seed ask for."""
+    from host_control.data import PackOptions
+
+    names = "size resize val_split mean std bgr gray skip_bad seed window".split()
+    return PackOptions(**{name: getattr(args, name) for name in names})
 
 
 def add_running_flags(parser: argparse.ArgumentParser, measuring: bool = True) -> None:

@@ -31,7 +31,9 @@ if flags["--lr"] == "99.0":
     print("error: step 2: loss is not finite. Lower the learning rate.", file=sys.stderr)
     sys.exit(15)
 place = os.path.join(flags["--checkpoint"], "step")
-first = int(open(place).read()) if "--resume" in flags else 0
+first = int(open(place).read()) if "--resume" in flags and os.path.exists(place) else 0
+if first:
+    say(event="resume", path=place, step=first, epoch=first / 10)
 total = int(flags["--steps"])
 say(event="plan", batch_size=int(flags["--batch-size"]), planned_bytes=123456)
 for step in range(first + 1, total + 1):

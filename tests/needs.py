@@ -46,6 +46,10 @@ def _programs(*names: str, package: str) -> Probe:
     return probe
 
 
+def _pyarrow() -> str | None:
+    return None if find_spec("pyarrow") else "pyarrow is not installed, being large for one format: pip install pyarrow"
+
+
 def _data() -> str | None:
     return None if data_folder() else "TASTE_TEST_DATA names no folder of real data sets"
 
@@ -87,6 +91,7 @@ NEEDS: Mapping[str, Probe] = {
     "onnxruntime": _module("onnxruntime"),
     "onnxscript": _module("onnxscript"),
     "rapidocr": _module("rapidocr"),
+    "pyarrow": _pyarrow,
     "zig": _module("ziglang"),
     "data": _data,
     "fashion-mnist": _fashion_mnist,

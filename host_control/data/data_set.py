@@ -64,12 +64,14 @@ class Split:
     labels: int64 [N], or for text the next tokens, uint8 [N, T].
     sample(i): the bytes of an image file; or planes, uint8 [C,H,W] (R,G,B or gray); or tokens, uint8 [T]. Cheap in
     rising order of i. Raises BadSampleError.
-    name(i): where sample i comes from, for messages, and for the choice of the held-out ones.
+    name(i): where sample i comes from, for messages.
+    key(i): the same wherever the source lies: which samples are held out depends on it. None: the name.
     """
 
     labels: NDArray[Any]
     sample: Callable[[int], bytes | Bytes]
     name: Callable[[int], str]
+    key: Callable[[int], str] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)

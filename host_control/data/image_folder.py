@@ -52,7 +52,7 @@ def folder_split(tree: Tree, folders: Sequence[str], classes: Sequence[str]) -> 
 
 def file_split(tree: Tree, files: Sequence[str], labels: NDArray[np.int64]) -> Split:
     """Image files of a tree with their labels, int64 [N]."""
-    return Split(labels, lambda i: tree.read(files[i]), lambda i: tree.full(files[i]))
+    return Split(labels, lambda i: tree.read(files[i]), lambda i: tree.full(files[i]), lambda i: files[i])
 
 
 def _classes(tree: Tree) -> tuple[str, ...]:

@@ -32,11 +32,11 @@ def is_image(name: str) -> bool:
 
 
 def prepare(sample: bytes | Bytes, options: PackOptions, name: str) -> Bytes:
-    """One sample as it is stored, uint8 [C,H,W]. BadSampleError names it where it cannot be decoded."""
+    """One sample as it is stored, uint8 [C,H,W], tokens as they are. BadSampleError where it cannot be decoded."""
     if isinstance(sample, bytes):
         image = _decoded(sample, options, name)
     else:
-        if _is_stored_form(sample, options):
+        if sample.ndim == 1 or _is_stored_form(sample, options):
             return sample
         image = Image.fromarray(sample[0] if len(sample) == 1 else np.ascontiguousarray(sample.transpose(1, 2, 0)))
     image = image.convert("L") if options.gray else image

@@ -20,7 +20,7 @@ from cross.errors import DataError
 _MARK = object()
 _VALUES = frozenset(
     "BININT BININT1 BININT2 LONG1 LONG4 INT LONG FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE "
-    "SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8".split()
+    "SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8".split()
 )
 _IGNORED = frozenset(("PROTO", "FRAME"))
 
@@ -54,12 +54,26 @@ class _Array:
         if not isinstance(state, tuple) or len(state) != 5:
             raise ValueError("an array without its five parts")
         _, shape, kind, fortran, data = state
-        raw = data.encode("latin-1") if isinstance(data, str) else data
-        if not isinstance(kind, _DType) or fortran or not isinstance(raw, bytes) or not isinstance(shape, tuple):
-            raise ValueError("an array that is not plain bytes in C order")
+        if fortran:
+            raise ValueError("an array in Fortran order")
+        self.fill(data.encode("latin-1") if isinstance(data, str) else data, kind, shape)
+
+    def fill(self, data: object, kind: object, shape: object) -> None:
+        """The array's bytes; reshape checks their number."""
+        if not isinstance(kind, _DType) or not isinstance(data, bytes | bytearray) or not isinstance(shape, tuple):
+            raise ValueError("an array that is not plain bytes")
         if not all(type(side) is int and side >= 0 for side in shape):
-            raise ValueError(f"an array of shape {shape!r}")
-        self.value = np.frombuffer(raw, np.uint8).reshape(shape)
+            raise ValueError("an array of impossible shape")
+        self.value = np.frombuffer(data, np.uint8).reshape(shape)
+
+
+def _from_buffer(data: object, kind: object, shape: object, order: object) -> _Array:
+    """numpy._core.numeric._frombuffer: an array at protocol 5."""
+    if order != "C":
+        raise ValueError("an array in Fortran order")
+    array = _Array()
+    array.fill(data, kind, shape)
+    return array
 
 
 def _encode(text: object, encoding: object = "latin1") -> bytes:
@@ -71,6 +85,7 @@ def _encode(text: object, encoding: object = "latin1") -> bytes:
 
 _KNOWN = {
     **{f"{module}.multiarray _reconstruct": _Name(_Array) for module in ("numpy.core", "numpy._core")},
+    **{f"{module}.numeric _frombuffer": _Name(_from_buffer) for module in ("numpy.core", "numpy._core")},
     "numpy ndarray": _Name(_Array),
     "numpy dtype": _Name(_DType),
     "_codecs encode": _Name(_encode),

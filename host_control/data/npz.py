@@ -155,7 +155,7 @@ def _split(images: _Array, labels: NDArray[np.int64], classes: int) -> Split:
     def name(i: int) -> str:
         return f"row {i} of {images.label}"
 
-    return Split(check_labels(labels, classes, name), sample, name)
+    return Split(check_labels(labels, classes, name), sample, name, str)
 
 
 def _planes_of(images: _Array) -> Callable[[Bytes], Bytes]:

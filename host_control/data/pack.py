@@ -20,7 +20,16 @@ from numpy.typing import NDArray
 from cross.errors import DataError, UsageError
 from host_control.data.data_set import BadSampleError, Bytes, DataSet, PackOptions, Split
 from host_control.data.images import prepare, require_same_shape
-from host_control.data.packed import FORMAT, MAX_HEADER_BYTES, TEST, TRAIN, PackedDataSet, data_sha256, open_packed
+from host_control.data.packed import (
+    FORMAT,
+    MAX_HEADER_BYTES,
+    TEST,
+    TRAIN,
+    PackedDataSet,
+    data_sha256,
+    metadata_sha256,
+    open_packed,
+)
 
 Report = Callable[[str, int, int], None]
 """(stage, done, total), as `Console.progress` gives it."""
@@ -150,6 +159,7 @@ class _Written:
         count = len(self._split)
         self.shape = first.shape
         self._histogram = np.zeros((len(first) if self._data.kind == "images" else 0, 256), np.int64)
+        self._require_fitting_normalisation()
         room = len(self._header(self._metadata(None, _NO_HASH), count)) + self.labels.nbytes
         x_start = -(-room // _ALIGNMENT) * _ALIGNMENT
         with path.open("w+b") as file:
@@ -176,14 +186,12 @@ class _Written:
             if i % step == 0:
                 self._report(self._name, i, total)
             try:
-                sample = self._split.sample(i)
-                planes = sample if self._data.kind == "text" else prepare(sample, self._options, self._split.name(i))
+                planes = prepare(self._split.sample(i), self._options, self._split.name(i))
             except BadSampleError as error:
                 if not self._options.skip_bad:
                     raise
                 self.skipped.append(str(error))
                 continue
-            assert isinstance(planes, np.ndarray), "images are prepared, tokens are arrays"
             if self.shape and planes.shape != self.shape:
                 require_same_shape(planes, self.shape, self._split.name(i))
             self.kept.append(i)
@@ -194,18 +202,19 @@ class _Written:
         for plane in range(len(self._histogram)):
             self._histogram[plane] += np.bincount(block[:, plane].reshape(-1), minlength=256)
 
+    def _require_fitting_normalisation(self) -> None:
+        mean, std, planes = self._options.mean, self._options.std, len(self._histogram)
+        if mean is not None and std is not None and planes and not len(mean) == len(std) == planes:
+            raise UsageError(
+                f"--mean has {len(mean)} and --std {len(std)} values, the images have {planes} planes. Give one each."
+            )
+
     def normalisation(self) -> tuple[list[float], list[float]]:
         """mean and std of each plane: given, or of the training split, from exact counts of every value."""
         if self._train is not None:
             return self._train.normalisation()
-        planes, options = len(self._histogram), self._options
-        if options.mean is not None and options.std is not None:
-            if not planes == len(options.mean) == len(options.std):
-                raise UsageError(
-                    f"--mean has {len(options.mean)} and --std {len(options.std)} values; the images have {planes} planes."
-                    " Give one each."
-                )
-            return list(options.mean), list(options.std)
+        if self._options.mean is not None and self._options.std is not None:
+            return list(self._options.mean), list(self._options.std)
         return mean_and_std(self._histogram)
 
     def _metadata(self, normalisation: tuple[list[float], list[float]] | None, sha256: str) -> dict[str, str]:
@@ -222,7 +231,7 @@ class _Written:
             mean, std = (json.dumps(part) for part in normalisation) if normalisation else (longest, longest)
             planes = "gray" if self.shape[0] == 1 else "BGR" if self._options.bgr else "RGB"
             facts |= {"mean": mean, "std": std, "planes": planes, "resize": self._options.resize}
-        return facts
+        return facts | {"metadata_sha256": metadata_sha256(facts)}
 
     def _header(self, metadata: dict[str, str], count: int) -> bytes:
         """Length and JSON, without the spaces at its end."""

@@ -21,7 +21,7 @@ TRAIN, TEST = "train.safetensors", "test.safetensors"
 MAX_HEADER_BYTES = 2**22
 """As much as the board reads."""
 
-_REQUIRED = ("format", "split", "classes", "source", "sha256")
+_REQUIRED = ("format", "split", "classes", "source", "sha256", "metadata_sha256")
 _DIGEST_CHUNK = 2**22
 
 
@@ -107,7 +107,7 @@ def open_packed(folder: Path, verify: bool = True) -> PackedDataSet:
         differing = [
             key
             for key in train.metadata
-            if key not in ("split", "sha256") and train.metadata[key] != test.metadata.get(key)
+            if key not in ("split", "sha256", "metadata_sha256") and train.metadata[key] != test.metadata.get(key)
         ]
         if differing or train.split.shape[1:] != test.split.shape[1:]:
             raise _damaged(folder, f"train and test disagree in {', '.join(differing) or 'the shape of a sample'}")
@@ -154,6 +154,8 @@ def _metadata(path: Path, raw: dict[str, str], split: str) -> dict[str, Any]:
     missing = [name for name in _REQUIRED if name not in raw]
     if missing or raw["split"] != split:
         raise _damaged(path, f"its metadata lack {missing[0]}" if missing else f"its split is {raw['split']!r}")
+    if metadata_sha256(raw) != raw["metadata_sha256"]:
+        raise _damaged(path, "its metadata do not have the hash that they name")
     facts: dict[str, Any] = dict(raw)
     for name in ("classes", "mean", "std"):
         facts[name] = json.loads(raw.get(name, "[]"))
@@ -189,6 +191,12 @@ def _counts(
     if tokens.min() < 0 or tokens.max() >= classes:
         raise _damaged(path, f"a label is {int(tokens.max())}, and there are {classes} classes")
     return tuple(np.bincount(labels, minlength=classes).tolist()) if images else ()
+
+
+def metadata_sha256(metadata: dict[str, str]) -> str:
+    """SHA-256 of the lines `name=value` of all other metadata, sorted by name, hex."""
+    lines = (f"{name}={value}\n" for name, value in sorted(metadata.items()) if name != "metadata_sha256")
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def data_sha256(path: Path) -> str:

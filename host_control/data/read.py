@@ -110,14 +110,15 @@ def _with_test_split(found: DataSet, options: PackOptions) -> DataSet:
 def held_out(split: Split, share: float, seed: int) -> NDArray[np.int64]:
     """Indices [K], rising, of `share` of every class, at least one of it and never all.
 
-    Which ones follows from a hash of seed and name alone: the same on every machine, and samples that are added later
+    Which ones follows from a hash of seed and key alone: the same on every machine, and samples that are added later
     move none of the others to the other side.
     """
     chosen: list[int] = []
+    key = split.key or split.name
     for label in np.unique(split.labels):
         members = np.flatnonzero(split.labels == label).tolist()
         count = min(max(round(len(members) * share), 1), len(members) - 1)
-        members.sort(key=lambda i: hashlib.sha256(f"{seed}\n{split.name(i)}".encode()).digest())
+        members.sort(key=lambda i: hashlib.sha256(f"{seed}\n{key(i)}".encode()).digest())
         chosen += members[:count]
     return np.array(sorted(chosen), np.int64)
 

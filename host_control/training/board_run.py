@@ -22,13 +22,15 @@ CHECKPOINT = "checkpoint"
 
 @dataclass(frozen=True)
 class BoardRun:
-    """`name`: of the run's folder on the board. `weights`: what to start from, None for seeded ones."""
+    """`name`: of the run's folder on the board. `weights`: what to start from, None for seeded ones. `goes_on`: whether
+    the run was begun before; a new one takes no checkpoint that lies there."""
 
     board: DeployedBoard
     name: str
     options: TrainOptions
     data: PackedDataSet
     weights: Path | None
+    goes_on: bool = False
 
     def train(self, out: Path, on_event: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
         """Train to the end, going on from the run's checkpoint where there is one; the board's result.
@@ -37,6 +39,9 @@ class BoardRun:
         error that the program's exit code stands for; KeyboardInterrupt, with how to go on, once Ctrl-C was saved.
         """
         folder = self.board.run_folder(self.name)
+        if not self.goes_on:
+            self.board.remove_folder(folder)
+            self.board.run_folder(self.name)
         results: list[dict[str, Any]] = []
 
         def on_line(line: str) -> None:
@@ -69,7 +74,7 @@ class BoardRun:
             words += ["--weights", self.board.send_file(self.weights)[0]]
         words += self.options.arguments()
         words += ["--checkpoint", f"{folder}/{CHECKPOINT}", "--save", f"{folder}/{WEIGHTS}"]
-        return [*words, "--resume"] if self.board.connection.names(f"{folder}/{CHECKPOINT}") else words
+        return [*words, "--resume"] if self.goes_on else words
 
     def _fetch(self, path: str, destination: Path, result: Mapping[str, Any]) -> None:
         part = destination.with_name(f".{destination.name}.part")

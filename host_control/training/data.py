@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from host_control.console import Console
 from host_control.data import PackedDataSet, PackOptions, packed_for, read_data_set
 from host_control.data.packed import is_packed
 from host_control.data.read import find_source
+from host_control.flags import pack_options
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -25,58 +27,19 @@ _NATIVE_LIMIT = 2
 """Images of one size stay as they are up to so many times the zoo model's usual side: photos from one camera do not."""
 
 
-def add_data_flags(parser: argparse.ArgumentParser, required: bool = True) -> None:
-    """What to train or test on, and how it becomes samples."""
-    group = parser.add_argument_group("data")
-    group.add_argument(
-        "--data",
-        required=required,
-        help="a data set: folder of class folders, CIFAR, IDX, npz, parquet, CSV, fashion-mnist",
-    )
-    group.add_argument("--size", type=image_size, metavar="HxW", help="of the images (default: the model's)")
-    group.add_argument("--resize", choices=("crop", "pad", "stretch"), default="crop", help="how (default: crop)")
-    group.add_argument("--val-split", type=float, metavar="F", help="share held out where there is no test split (0.2)")
-    group.add_argument(
-        "--mean", type=number_list, metavar="M,M,M", help="of each plane, 0 to 1 (default: model's or data's)"
-    )
-    group.add_argument(
-        "--std", type=number_list, metavar="S,S,S", help="of each plane, 0 to 1 (default: model's or data's)"
-    )
-    group.add_argument("--bgr", action="store_true", help="planes in the order blue, green, red")
-    group.add_argument("--skip-bad", action="store_true", help="leave out images that cannot be read, and count them")
-
-
-def image_size(text: str) -> tuple[int, int]:
-    """'224' or '224x160', height first."""
-    height, _, width = text.partition("x")
-    if not height.isdigit() or not (width or height).isdigit() or not int(height) * int(width or height):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 64x64")
-    return int(height), int(width or height)
-
-
-def number_list(text: str) -> tuple[float, ...]:
-    """Numbers separated by commas."""
-    try:
-        return tuple(float(word) for word in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0.5,0.5,0.5") from None
-
-
 def packed_data(args: argparse.Namespace, console: Console) -> PackedDataSet:
     """--data as --model takes it, from the cache where it was packed before; says what it is."""
     shape = _shape_of_model(args)
-    mean, std = (args.mean, args.std) if args.mean or args.std else _normalisation_of(args.model)
-    options = PackOptions(
-        size=args.size or (shape[1:] if shape and len(shape) == 3 else _size_for_zoo(args)),
-        resize=args.resize,
-        val_split=args.val_split,
+    own = pack_options(args)
+    mean, std = (own.mean, own.std) if own.mean else _normalisation_of(args.model)
+    image = shape is not None and len(shape) == 3
+    options = replace(
+        own,
+        size=own.size or ((shape[1], shape[2]) if image and shape else _size_for_zoo(args)),
         mean=mean,
         std=std,
-        bgr=args.bgr,
-        gray=bool(shape and len(shape) == 3 and shape[0] == 1),
-        skip_bad=args.skip_bad,
-        seed=args.seed,
-        **({"window": shape[0]} if shape and len(shape) == 1 else {}),
+        gray=own.gray or bool(image and shape and shape[0] == 1),
+        window=shape[0] if shape and len(shape) == 1 else own.window,
     )
     with console.progress("packing the data") as progress:
         packed = packed_for(args.data, options, report=progress)

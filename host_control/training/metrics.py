@@ -27,26 +27,24 @@ class Metrics:
         self._path = folder / RECORD
         self.records: list[dict[str, Any]] = read_records(self._path)
         self._file = self._path.open("a", encoding="utf-8")
-        self._going_on = bool(self.records)
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Record one event of the board; what is no measurement is left out."""
+        if event.get("event") == "resume":
+            self._drop_after(int(event["step"]))
         if event.get("event") not in _KEPT:
             return
-        if self._going_on and event["event"] == "step":
-            self._drop_from(int(event.get("step", 0)))
-            self._going_on = False
         record = finite(dict(event))
         self.records.append(record)
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
 
-    def _drop_from(self, step: int) -> None:
-        """Forget what comes after the place of the checkpoint: records carry their step, evals the step before them."""
+    def _drop_after(self, step: int) -> None:
+        """Forget what comes after the checkpoint of `step`: records carry their step, evals the step before them."""
         kept, last = [], 0
         for record in self.records:
             last = int(record.get("step", last))
-            if last < step:
+            if last <= step:
                 kept.append(record)
         if len(kept) == len(self.records):
             return

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from cross.graph import Model
 from host_control.training.options import TrainOptions
 
 
@@ -31,7 +32,7 @@ class Schedule:
         """Optimizer steps of the whole run."""
         if self.options.steps:
             return self.options.steps
-        return max(1, round(self.options.epochs * self.updates_per_epoch))
+        return max(1, math.ceil(self.options.epochs * self.updates_per_epoch - 1e-9))
 
     @property
     def epochs(self) -> float:
@@ -39,7 +40,7 @@ class Schedule:
 
     @property
     def warmup_updates(self) -> int:
-        return round(self.options.warmup * self.updates)
+        return int(self.options.warmup * self.updates + 0.5)
 
     def micro_batches(self, samples: int) -> list[int]:
         """Rows of the micro-batches of one optimizer step over `samples`."""
@@ -92,6 +93,12 @@ class Schedule:
         momentum = f" momentum {o.momentum:g}" if o.optimizer == "sgd" else ""
         lines.append(f"{o.optimizer}{momentum}, weight decay {o.weight_decay:g}; lr {o.lr:g} {o.schedule}{warm}{clip}")
         return lines
+
+
+def minimum_rows(model: Model) -> int:
+    """Rows that a step needs before anything is built: 2 where a batch norm sees one value a channel and sample."""
+    norms = (model.tensors[node.outputs[0]] for node in model.nodes if node.op == "batch_norm")
+    return 2 if any(math.prod(norm.shape[2:]) == 1 for norm in norms) else 1
 
 
 def _counted(rows: list[int]) -> str:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from cross.errors import DataError, UsageError
 from host_control.console import Console
-from host_control.flags import add_board_flags, add_model_flags, not_negative, positive
+from host_control.flags import add_board_flags, add_data_flags, add_model_flags, not_negative, positive
 from host_control.preparation import build_imported, choose_target, opened_board, send
 from host_control.run_folder import RunFolder, default_folder
-from host_control.training.data import add_data_flags, describe, packed_data
+from host_control.training.data import describe, packed_data
 from host_control.training.inference import DEFAULT_BATCH_SIZE, Evaluator, evaluator_of_run
 from host_control.training.record import Run, read_run
 from host_control.verbs.train import deployed, model_for
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run", dest="run_folder", type=Path, metavar="DIR", help="a folder that `train` left")
     add_model_flags(parser, required=False)
-    add_data_flags(parser, required=False)
+    add_data_flags(parser)
     add_board_flags(parser)
     parser.add_argument("--batch-size", type=positive, help="samples at a time (default: the run's, at most 16)")
     parser.add_argument("--threads", type=positive, help="threads (default: one a core)")

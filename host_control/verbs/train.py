@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cross.errors import UsageError
 from cross.zoo import ZOO
 from host_control.console import Console, mib, rate
-from host_control.flags import add_board_flags, add_model_flags, add_running_flags
+from host_control.flags import add_board_flags, add_data_flags, add_model_flags, add_running_flags
 from host_control.preparation import (
     UNFOLD_SAMPLES,
     Built,
@@ -24,7 +24,7 @@ from host_control.preparation import (
 )
 from host_control.run_folder import RunFolder
 from host_control.training.batch_size import Choice, choose_batch_size, known_batch_size
-from host_control.training.data import add_data_flags, check_classes, check_shape, first_samples, packed_data
+from host_control.training.data import check_classes, check_shape, first_samples, packed_data
 from host_control.training.options import (
     TrainOptions,
     add_training_flags,
@@ -44,7 +44,7 @@ from host_control.training.record import (
     name_on_board,
     run_identity,
 )
-from host_control.training.schedule import Schedule
+from host_control.training.schedule import Schedule, minimum_rows
 
 if TYPE_CHECKING:
     from cross.graph import Model
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser)
-    add_data_flags(parser)
+    add_data_flags(parser, required=True)
     add_training_flags(parser)
     add_board_flags(parser)
     add_running_flags(parser, measuring=False)
@@ -102,15 +102,11 @@ def model_for(args: argparse.Namespace, data: PackedDataSet, console: Console) -
 
 
 def _dry_run(args: argparse.Namespace, console: Console) -> int:
-    from cross.tables import minimum_batch
-    from cross.training_graph import build_training_graph
-
     data = packed_data(args, console)
     model = model_for(args, data, console)
     choice = known_batch_size(args)
-    minimum = minimum_batch(build_training_graph(model, args.loss, trainable=args.trainable))
     schedule = Schedule(
-        resolve_options(args, model, data.train.samples, choice.batch_size), data.train.samples, minimum
+        resolve_options(args, model, data.train.samples, choice.batch_size), data.train.samples, minimum_rows(model)
     )
     _print_schedule(console, schedule, why=default_recipe_of(args, model, schedule.options.effective_batch).why)
     rows = schedule.rows()
@@ -152,7 +148,7 @@ class _Training:
         schedule = Schedule(options, self.data.train.samples, built.minimum_batch)
         self._announce(schedule, built)
         self._write_options(options, choice, built)
-        result = self._train(options, schedule, built)
+        result = self._train(options, schedule, built, goes_on=before is not None)
         fields = self._fields(result, options)
         self.folder.write_json(RESULT, {"verb": "train", **fields})
         self.folder.write_json(TRAIN_RECORD, run_identity(args) | {"complete": True})
@@ -211,7 +207,7 @@ class _Training:
         facts = asdict(self.board.facts())
         self.folder.write_json("environment.json", environment(sys.argv, facts, board_name=self.board.name))
 
-    def _train(self, options: TrainOptions, schedule: Schedule, built: Built) -> dict[str, Any]:
+    def _train(self, options: TrainOptions, schedule: Schedule, built: Built, goes_on: bool) -> dict[str, Any]:
         from host_control.training.board_run import BoardRun
         from host_control.training.curves import plot_curves
         from host_control.training.metrics import Metrics
@@ -219,7 +215,7 @@ class _Training:
 
         seeded = self.args.model in ZOO and self.args.weights is None
         weights = None if seeded else built.folder / "weights.safetensors"
-        run = BoardRun(self.board, name_on_board(self.folder.path), options, self.data, weights)
+        run = BoardRun(self.board, name_on_board(self.folder.path), options, self.data, weights, goes_on)
         metrics = Metrics(self.folder.path)
         try:
             with self.console.live() as region:

@@ -8,14 +8,14 @@ from typing import Any
 
 from cross.errors import UsageError
 from cross.graph import Model
-from host_control.flags import not_negative, positive
+from host_control.flags import not_negative, positive, seconds
 from host_control.training import recipe
 
 SCHEDULES = ("constant", "step", "cosine", "linear")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 AUGMENTATIONS = ("none", "flip", "crop-flip", "crop-flip-cutout")
 BN_POLICIES = ("per-micro-batch", "frozen")
-CHECKPOINT_EVERY = "60s"
+CHECKPOINT_EVERY = "60"
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,11 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--bn-policy", choices=BN_POLICIES, default="per-micro-batch", help="statistics of batch norms")
     group.add_argument("--bn-time-constant", action="store_true", help="running statistics as with one effective batch")
     group.add_argument(
-        "--checkpoint-every", default=CHECKPOINT_EVERY, metavar="T", help="such as 60s or 100steps (default: 60s)"
+        "--checkpoint-every",
+        type=_period,
+        default=CHECKPOINT_EVERY,
+        metavar="T",
+        help="a time such as 60s or 5m, or a number of steps such as 100steps (default: 60s)",
     )
 
 
@@ -196,6 +200,12 @@ def default_recipe_of(args: argparse.Namespace, model: Model, effective: int) ->
 
     trained = args.weights is not None or (args.model not in ZOO and args.init == "file")
     return recipe.default_recipe(model, trained=trained, effective_batch=effective)
+
+
+def _period(text: str) -> str:
+    """As the board takes it: seconds, or Nsteps."""
+    count = text.removesuffix("steps")
+    return f"{positive(count)}steps" if count != text else f"{seconds(text):g}"
 
 
 def _batch_size(text: str) -> int | str:

@@ -166,6 +166,20 @@ def test_image_files_come_back_bit_for_bit(form: str, tmp_path: Path) -> None:
     assert classes == (df.CLASSES if not form.startswith("tiny") else ("n03 ant", "n01 bee", "n02 cat"))
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.npz", "a.txt"])
+def test_a_folder_stands_for_the_one_file_in_it(name: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    files = {"img/0.png": df.png(X[0]), "img/1.png": df.png(X[1]), "a.csv": b"img/0.png,a\nimg/1.png,b\n"}
+    if name != "a.csv":
+        files = {"a.txt": b"to be or not to be" * 99} if name == "a.txt" else {}
+    df.write_files(source, files)
+    if name == "a.npz":
+        source.mkdir()
+        np.savez(source / name, x=X[:2], y=[0, 1])
+    found = read_data_set(source, PackOptions(val_split=0))
+    assert found.source.endswith(name) and len(found.classes) == (7 if name == "a.txt" else 2)
+
+
 def test_idx_keeps_one_gray_plane(tmp_path: Path) -> None:
     x, x_test = df.random_images(12, (1, 9, 7)), df.random_images(5, (1, 9, 7), 1)
     source = df.write_idx(tmp_path / "mnist", (x, Y), (x_test, Y_TEST))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import os
 import pickle
 import zipfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cross.errors import CorruptInputError, DataError
+from cross.errors import CorruptInputError, DataError, TasteError
 from host_control.data import PackOptions, open_packed, pack, read_data_set
 from host_control.data.inert_pickle import load_inert
 from tests import data_files as df
@@ -197,9 +200,70 @@ def test_every_cut_of_a_packed_file_is_found(packed_folder: Path, tmp_path: Path
 
 @given(st.binary(max_size=300))
 def test_any_bytes_as_a_header_are_corrupt(header: bytes) -> None:
-    from tempfile import TemporaryDirectory
-
     with TemporaryDirectory() as folder:
         (Path(folder) / "train.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
         with pytest.raises(CorruptInputError):
             open_packed(Path(folder))
+
+
+_SMALL = df.random_images(4, (3, 4, 4), 7)
+_CIFAR = df.random_images(4, seed=7)
+
+
+def _npz() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, x=_SMALL.astype(np.int16), y=Y[:4], classes=np.array(df.CLASSES))
+    return file.getvalue()
+
+
+def _zip() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in df.class_folders(_SMALL, [0, 1, 2, 0]).items():
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+_FORMS: dict[str, tuple[str, bytes, dict[str, bytes]]] = {
+    "npz": ("a.npz", _npz(), {}),
+    "zip": ("a.zip", _zip(), {}),
+    "idx": (
+        "train-images-idx3-ubyte.gz",
+        gzip.compress(df.idx_images(_SMALL[:, :1])),
+        {"train-labels-idx1-ubyte": df.idx_labels(Y[:4])},
+    ),
+    "idx labels": (
+        "train-labels-idx1-ubyte.gz",
+        gzip.compress(df.idx_labels(Y[:4])),
+        {"train-images-idx3-ubyte": df.idx_images(_SMALL[:, :1])},
+    ),
+    "cifar": (
+        "data_batch_1",
+        df.python2_pickle({"labels": Y[:4].tolist(), "data": _CIFAR.reshape(4, -1)}),
+        {"batches.meta": df.python2_pickle({"label_names": list(df.CLASSES)})},
+    ),
+    "csv": (
+        "a.csv",
+        b"path,label,split\n0.png,ant,train\n1.png,bee,train\n2.png,ant,val\n3.png,bee,train\n",
+        {f"{i}.png": df.png(image) for i, image in enumerate(_SMALL)},
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", _FORMS)
+@given(st.data())
+@settings(max_examples=40)
+def test_any_byte_of_any_format_may_be_wrong(form: str, data: st.DataObject) -> None:
+    """What comes of it is a data set or one line for the user: no other exception, no folder half made."""
+    name, good, others = _FORMS[form]
+    at = data.draw(st.integers(0, min(len(good) - 1, 900)) | st.integers(0, len(good) - 1))
+    middle = data.draw(st.binary(max_size=4))
+    broken = good[:at] + middle + good[at + data.draw(st.sampled_from([0, 1, 4, len(good)])) :]
+    with TemporaryDirectory() as folder:
+        root = df.write_files(Path(folder) / "in", {name: broken, **others})
+        source = root / name if form in ("npz", "zip", "csv") else root
+        try:
+            pack(read_data_set(source, PackOptions()), Path(folder) / "out", PackOptions())
+        except TasteError as error:
+            assert error.exit_code in (2, 14, 23) and not (Path(folder) / "out").exists()

@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from cross.errors import CorruptInputError, DataError, UsageError
-from host_control.data import DataSet, PackOptions, Split, open_packed, pack, packed_for, read_data_set
+from host_control.data import DataSet, PackOptions, Split, decode_images, open_packed, pack, packed_for, read_data_set
 from host_control.data.pack import mean_and_std
 from host_control.data.packed import metadata_sha256
 from host_control.data.read import held_out
@@ -84,7 +84,8 @@ def test_given_mean_and_std_stand_in_the_file(tmp_path: Path) -> None:
     assert data.mean == (0.485, 0.456, 0.406) and data.std == (0.229, 0.224, 0.225)
     with pytest.raises(UsageError, match="the images have 3 planes"):
         _pack(tmp_path / "a", tmp_path / "c", PackOptions(mean=(0.5,), std=(0.5,)))
-    for wrong in ({"mean": (0.5,)}, {"mean": (0.5,), "std": (0.0,)}, {"mean": (float("nan"),), "std": (1.0,)}):
+    for mean, std in ((0.5, None), (0.5, 0.0), (float("nan"), 1.0), (123.7, 1.0), (0.5, 58.4)):
+        wrong = {"mean": (mean,), "std": (std,) if std is not None else None}
         with pytest.raises(UsageError):
             PackOptions(**wrong)  # type: ignore[arg-type]
 
@@ -151,7 +152,8 @@ def test_a_bad_image_is_named_and_skip_bad_counts_it(tmp_path: Path) -> None:
     options = PackOptions(val_split=0, skip_bad=True)
     packed = pack(read_data_set(source, options), tmp_path / "b", options)
     assert [Path(line.split()[0]).name for line in packed.skipped] == ["000.png", "002.png"]
-    assert open_packed(tmp_path / "b").train.counts == (9, 10, 9)
+    seen = open_packed(tmp_path / "b").train
+    assert seen.counts == (9, 10, 9) and seen.skipped == 2
     x, y = df.in_class_order(X, Y)
     with safe_open(packed.data.train.path, "numpy") as file:
         np.testing.assert_array_equal(file.get_tensor("x"), np.delete(x, [0, 20], 0))
@@ -252,7 +254,7 @@ def _disagreeing(**changes: str) -> Iterator[tuple[dict[str, Any], dict[str, str
     yield {"x": x, "y": y, "z": y}, good
     yield {"x": x[0, 0], "y": x[0, 0] + 2}, {**good, "mean": "[]", "std": "[]", "planes": ""}
     changed = {"format": "taste-data 2", "split": "test", "classes": '["a"]', "mean": "[0.5, 0.5]", "std": "[0]"}
-    changed |= {"planes": "RGB", "resize": "turn"}
+    changed |= {"planes": "RGB", "resize": "turn", "skipped": "-1"}
     for name, value in changed.items():
         yield {"x": x, "y": y}, {**good, name: value}
     for value in ("5", "[", "[NaN]", '["a"]', "[" * 100000):
@@ -301,6 +303,25 @@ def test_packed_for_packs_once_until_something_changes(tmp_path: Path) -> None:
     assert ask() != first
     # What is packed is taken as it is.
     assert packed_for(first, PackOptions(size=(2, 2)), cache).data.folder == first
+
+
+def test_a_csv_is_packed_again_when_one_of_its_images_changes(tmp_path: Path) -> None:
+    files = {f"{i}.png": df.png(image) for i, image in enumerate(X[:4])}
+    source = df.write_csv(
+        df.write_files(tmp_path / "a", files) / "a.csv", [[f"{i}.png", "xy"[i % 2]] for i in range(4)]
+    )
+    first = packed_for(source, _WHOLE, tmp_path / "cache").data
+    (tmp_path / "a" / "unrelated").symlink_to("/etc/passwd")
+    assert packed_for(source, _WHOLE, tmp_path / "cache").data == first
+    (tmp_path / "a" / "3.png").write_bytes(df.png(X[9]))
+    assert packed_for(source, _WHOLE, tmp_path / "cache").data.sha256 != first.sha256
+
+
+def test_decode_images_as_the_packed_ones_were(tmp_path: Path) -> None:
+    source = _source(tmp_path / "a")
+    data = open_packed(_pack(source, tmp_path / "b", PackOptions(size=(5, 3), resize="pad", bgr=True, val_split=0)))
+    with safe_open(data.train.path, "numpy") as file:
+        np.testing.assert_array_equal(decode_images(sorted(source.rglob("*.png")), data), file.get_tensor("x"))
 
 
 def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cross.errors import CorruptInputError, UsageError
-from host_control.data.csv_table import SUFFIXES as CSV_SUFFIXES
+from host_control.data import csv_table
 from host_control.data.data_set import PackOptions
 from host_control.data.pack import Packed, Report, content_key, pack
 from host_control.data.packed import FORMAT, is_packed, open_packed
@@ -36,10 +36,10 @@ def packed_for(
     source = find_source(data)
     if source.is_dir() and is_packed(source):
         return Packed(open_packed(source), ())
-    # Images of a CSV lie anywhere below it.
-    files = source.parent if source.suffix.lower() in CSV_SUFFIXES else source
+    is_csv = source.is_file() and source.suffix.lower() in csv_table.SUFFIXES
+    stamp = csv_table.stamp(source) if is_csv else file_stamp(source)
     wide = {**asdict(options), "size": list(options.size) if options.size else None}
-    key = content_key([FORMAT, str(source.resolve()), file_stamp(files), wide])
+    key = content_key([FORMAT, str(source.resolve()), stamp, wide])
     entry = (cache or cache_folder()) / key
     if is_packed(entry):
         try:

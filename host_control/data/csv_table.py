@@ -18,7 +18,7 @@ from cross.errors import DataError
 from host_control.data.data_set import DataSet, Split, chosen_test, numbered_classes
 from host_control.data.image_folder import file_split
 from host_control.data.images import is_image
-from host_control.data.tree import Tree
+from host_control.data.tree import Tree, stamps
 
 SUFFIXES = (".csv", ".tsv")
 _PATH_NAMES = (
@@ -58,6 +58,12 @@ def read(path: Path) -> DataSet:
     return DataSet(
         "csv", title, "images", classes, parts[0], parts[1] if len(parts) > 1 else None, (note,) if note else ()
     )
+
+
+def stamp(path: Path) -> list[tuple[str, int, int, int]]:
+    """What `file_stamp` is of a folder: of the CSV and all the images it names."""
+    names = [row[1] for row in _rows(path, Tree(path.parent, (), ()).read(path.name, _MAX_BYTES))]
+    return stamps(path.parent, [path.name, *names])
 
 
 def _rows(path: Path, data: bytes) -> list[_Row]:

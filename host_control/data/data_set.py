@@ -51,10 +51,12 @@ class PackOptions:
             raise UsageError("--bgr orders three planes and --gray leaves one. Give one of them.")
         if (self.mean is None) != (self.std is None):
             raise UsageError("--mean and --std belong together. Give both, or neither.")
-        if self.std is not None and not all(0 < value < float("inf") for value in self.std):
-            raise UsageError(f"--std {','.join(map(str, self.std))} is not above zero in every plane.")
-        if self.mean is not None and not all(abs(value) < float("inf") for value in self.mean):
-            raise UsageError(f"--mean {','.join(map(str, self.mean))} is not finite.")
+        if self.std is not None and not all(1e-6 <= value <= 10 for value in self.std):
+            raise UsageError(
+                f"--std {','.join(map(str, self.std))} is not of x/255, from 1e-6 to 10. Divide it by 255."
+            )
+        if self.mean is not None and not all(-10 <= value <= 10 for value in self.mean):
+            raise UsageError(f"--mean {','.join(map(str, self.mean))} is not of x/255, within 10. Divide it by 255.")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from cross.errors import DataError, UsageError
 from host_control.data.data_set import BadSampleError, Bytes, PackOptions
+from host_control.data.packed import PackedDataSet
 
 SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
@@ -51,11 +52,12 @@ def prepare(sample: bytes | Bytes, options: PackOptions, name: str) -> Bytes:
     return np.ascontiguousarray(planes)
 
 
-def decode_images(paths: Sequence[Path], options: PackOptions) -> Bytes:
-    """Image files -> uint8 [N,C,H,W], as `options` (of `PackedDataSet.options`, say) prepare them.
+def decode_images(paths: Sequence[Path], form: PackOptions | PackedDataSet) -> Bytes:
+    """Image files -> uint8 [N,C,H,W], prepared as `form` says, or as the samples of a packed data set were.
 
-    DataError names a file that cannot be decoded, or the first of another size where `options` give none.
+    DataError names a file that cannot be decoded, or the first of another size where `form` gives none.
     """
+    options = form.options if isinstance(form, PackedDataSet) else form
     images: list[Bytes] = []
     for path in paths:
         if not path.is_file():

@@ -26,7 +26,7 @@ from host_control.data.data_set import (
     chosen_test,
     numbered_classes,
 )
-from host_control.data.tree import ForwardReader
+from host_control.data.tree import DAMAGE, ForwardReader
 
 _IMAGES = ("x", "images", "image", "data")
 _LABELS = ("y", "labels", "label", "targets")
@@ -97,8 +97,11 @@ class _Array:
                 read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
                 self.shape, fortran, self.dtype = read_header(file)
                 self._start = file.tell()
-        except (ValueError, EOFError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        except (*DAMAGE, SyntaxError, TypeError, RuntimeError, MemoryError) as error:
+            # numpy evaluates the header as a literal, which may be anything.
             raise DataError(f"{self.label} cannot be read: {error}. Save it again with numpy.savez.") from error
+        if min(self.shape, default=0) < 0 or self.dtype.itemsize == 0:
+            raise DataError(f"{self.label} declares {self.dtype} of shape {list(self.shape)}. Save it again.")
         if self.dtype.hasobject:
             raise DataError(f"{self.label} holds Python objects, which are never unpickled. Save plain arrays.")
         if fortran and len(self.shape) > 1:

@@ -223,7 +223,8 @@ class _Written:
             "format": FORMAT,
             "split": self._name,
             "classes": json.dumps(self._data.classes),
-            "source": self._data.source,
+            "source": self._data.source.encode("utf-8", "replace").decode(),
+            "skipped": str(len(self.skipped) if normalisation else len(self._split)),
             "sha256": sha256,
         }
         if self._data.kind == "images":

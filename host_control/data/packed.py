@@ -22,18 +22,21 @@ MAX_HEADER_BYTES = 2**22
 """As much as the board reads."""
 
 _REQUIRED = ("format", "split", "classes", "source", "sha256", "metadata_sha256")
+_OF_ONE_SPLIT = ("split", "skipped", "sha256", "metadata_sha256")
 _DIGEST_CHUNK = 2**22
 
 
 @dataclass(frozen=True)
 class PackedSplit:
-    """One file. `shape` of x with N in front; `counts` of every class (of text: nothing); `sha256` of the data section."""
+    """One file. `shape` of x with N in front; `counts` of every class (of text: nothing); `sha256` of the data section;
+    `skipped` bad samples were left out."""
 
     path: Path
     shape: tuple[int, ...]
     counts: tuple[int, ...]
     sha256: str
     bytes: int
+    skipped: int
 
     @property
     def samples(self) -> int:
@@ -105,9 +108,7 @@ def open_packed(folder: Path, verify: bool = True) -> PackedDataSet:
     test = _read(folder / TEST, "test", verify) if (folder / TEST).exists() else None
     if test is not None:
         differing = [
-            key
-            for key in train.metadata
-            if key not in ("split", "sha256", "metadata_sha256") and train.metadata[key] != test.metadata.get(key)
+            key for key in train.metadata if key not in _OF_ONE_SPLIT and train.metadata[key] != test.metadata.get(key)
         ]
         if differing or train.split.shape[1:] != test.split.shape[1:]:
             raise _damaged(folder, f"train and test disagree in {', '.join(differing) or 'the shape of a sample'}")
@@ -144,7 +145,7 @@ def _read(path: Path, split: str, verify: bool) -> _File:
     if verify and data_sha256(path) != facts["sha256"]:
         raise _damaged(path, "its contents do not have the hash that it names")
     shape = forms[0][1]
-    return _File(PackedSplit(path, shape, counts, facts["sha256"], path.stat().st_size), facts)
+    return _File(PackedSplit(path, shape, counts, facts["sha256"], path.stat().st_size, int(facts["skipped"])), facts)
 
 
 def _metadata(path: Path, raw: dict[str, str], split: str) -> dict[str, Any]:
@@ -162,6 +163,9 @@ def _metadata(path: Path, raw: dict[str, str], split: str) -> dict[str, Any]:
         kind = str if name == "classes" else int | float
         if not isinstance(facts[name], list) or not all(isinstance(item, kind) for item in facts[name]):
             raise _damaged(path, f"its {name} are no list of values")
+    facts["skipped"] = raw.get("skipped", "0")
+    if not facts["skipped"].isascii() or not facts["skipped"].isdecimal() or len(facts["skipped"]) > 18:
+        raise _damaged(path, f"its skipped is {facts['skipped'][:20]!r}, not a number")
     facts["planes"] = raw.get("planes", "")
     facts["resize"] = raw.get("resize", "crop")
     if facts["planes"] not in ("", "gray", "RGB", "BGR") or facts["resize"] not in get_args(Resize):

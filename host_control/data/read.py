@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from cross.errors import DataError, MissingToolError, UsageError
 from host_control.data import cifar, csv_table, idx, image_folder, npz, parquet, text, tiny_imagenet
 from host_control.data.data_set import DEFAULT_VAL_SPLIT, DataSet, PackOptions, Split
+from host_control.data.images import is_image
 from host_control.data.tree import Tree, open_tree
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's dataset-fashion-mnist puts its files; `--data fashion-mnist` means it."""
 
-_FOLDER_FORMATS = (cifar.read, idx.read, tiny_imagenet.read, parquet.read, image_folder.read)
-"""Each looks at the names of the files and answers None where they are not its own; the last takes any."""
+_FOLDER_FORMATS = (cifar.read, idx.read, tiny_imagenet.read, parquet.read)
+"""Each looks at the names of the files and answers None where they are not its own."""
 
 
 def find_source(name: str | Path) -> Path:
@@ -42,6 +43,9 @@ def read_data_set(source: str | Path, options: PackOptions) -> DataSet:
     """
     path = find_source(source)
     found = _read(path, options)
+    strange = [name for name in found.classes if name != name.encode("utf-8", "replace").decode()]
+    if strange and found.kind == "images":
+        raise DataError(f"{path} has a class whose name is not UTF-8: {strange[0]!r}. Rename it.")
     if not len(found.train):
         raise DataError(f"{path} has no training samples. Put some in.")
     if found.kind == "text":
@@ -56,15 +60,15 @@ def read_data_set(source: str | Path, options: PackOptions) -> DataSet:
 
 def _read(path: Path, options: PackOptions) -> DataSet:
     if path.is_dir():
-        return _read_tree(open_tree(path))
+        return _read_tree(open_tree(path), options)
     if not path.is_file():
         raise DataError(f"{path} is neither a file nor a folder. Name the data set's folder.")
     with path.open("rb") as file:
         magic = file.read(4)
     if magic[:2] == b"PK":
-        return npz.read(path) if npz.is_npz(path) else _read_tree(open_tree(path))
+        return npz.read(path) if npz.is_npz(path) else _read_tree(open_tree(path), options)
     if magic == b"PAR1":
-        return _read_tree(Tree(path.parent, (path.name,), ()))
+        return _read_tree(Tree(path.parent, (path.name,), ()), options)
     if path.suffix.lower() in csv_table.SUFFIXES:
         return csv_table.read(path)
     if text.looks_like_text(path):
@@ -74,12 +78,29 @@ def _read(path: Path, options: PackOptions) -> DataSet:
     )
 
 
-def _read_tree(tree: Tree) -> DataSet:
+def _read_tree(tree: Tree, options: PackOptions) -> DataSet:
     if not tree.names:
         raise DataError(f"{tree.label} is empty. Give --data a folder with one folder of images a class.")
     if "train.safetensors" in tree.names:
         raise UsageError(f"{tree.label} is packed already. Use it as it is.")
-    return next(found for read in _FOLDER_FORMATS if (found := read(tree)) is not None)
+    for read in _FOLDER_FORMATS:
+        found = read(tree)
+        if found is not None:
+            return found
+    file = _file_meant(tree)
+    return image_folder.read(tree) if file is None else _read(file, options)
+
+
+def _file_meant(tree: Tree) -> Path | None:
+    """The one CSV beside a folder of images, or the only file there is: naming its folder is as good as naming it."""
+    tables = [name for name in tree.names if "/" not in name and Path(name).suffix.lower() in csv_table.SUFFIXES]
+    if len(tables) == 1 and sum("/" not in name for name in tree.folders) < 2:
+        name = tables[0]
+    elif len(tree.names) == 1 and not is_image(tree.names[0]):
+        name = tree.names[0]
+    else:
+        return None
+    return tree.root / tree.prefix / name if tree.archive is None else None
 
 
 def _with_test_split(found: DataSet, options: PackOptions) -> DataSet:

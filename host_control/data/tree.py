@@ -5,12 +5,13 @@ Nothing outside the folder is ever read: a link that leads out, `..`, an absolut
 
 from __future__ import annotations
 
-import gzip
+import errno
+import lzma
 import os
 import stat
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -22,6 +23,9 @@ from host_control.data.data_set import BadSampleError
 MAX_FILES = 4_000_000
 MAX_SAMPLE_BYTES = 2**28
 """Largest single image file: no camera writes more, and a zip may claim anything."""
+
+DAMAGE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, KeyError, ValueError, NotImplementedError, OSError)
+"""What reading a damaged gz or zip raises; an OSError of the disk itself has an errno and is no damage."""
 
 _LITTER = {"Thumbs.db", "desktop.ini", "__MACOSX"}
 
@@ -70,7 +74,9 @@ class Tree:
             _require_inside(path, self.root)
             with path.open("rb") as file:
                 yield file
-        except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, NotImplementedError, FileNotFoundError) as error:
+        except DAMAGE as error:
+            if is_of_the_disk(error) and not isinstance(error, FileNotFoundError):
+                raise
             reason = "is not there" if isinstance(error, FileNotFoundError | KeyError) else f"cannot be read: {error}"
             raise BadSampleError(
                 f"{self.full(name)} {reason}. Repair or remove it, or use --skip-bad to leave such images out."
@@ -109,11 +115,19 @@ class ForwardReader:
                 self._stream = self._scope.enter_context(self._open())
             self._stream.seek(first)
             data = self._stream.read(count)
-        except (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+        except DAMAGE as error:
+            if is_of_the_disk(error):
+                raise
             raise DataError(f"{self._label} is damaged: {error}. Fetch it again.") from error
         if len(data) != count:
             raise DataError(f"{self._label} ends at byte {first + len(data)} of {first + count}. Fetch it again.")
         return data
+
+
+def is_of_the_disk(error: BaseException) -> bool:
+    """Whether the operating system failed, not what is in the file."""
+    # EINVAL: a zip whose directory points before its beginning.
+    return isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
 
 
 def open_tree(path: Path) -> Tree:
@@ -129,14 +143,18 @@ def open_tree(path: Path) -> Tree:
 
 def file_stamp(path: Path) -> list[tuple[str, int, int, int]]:
     """(name, bytes, mtime, ctime in ns) of a file, or of every file of a folder: equal stamps, equal contents."""
-    if path.is_file():
-        return [_stamp("", path.stat())]
-    tree = _folder_tree(path)
-    return [_stamp(name, (path / name).stat()) for name in tree.names]
+    names = [""] if path.is_file() else list(_folder_tree(path).names)
+    return stamps(path, names)
 
 
-def _stamp(name: str, status: os.stat_result) -> tuple[str, int, int, int]:
-    return name, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+def stamps(root: Path, names: Sequence[str]) -> list[tuple[str, int, int, int]]:
+    """The same of some files of a folder; those that are missing have zeros."""
+    found = []
+    for name in names:
+        path = root / name
+        status = path.stat() if path.exists() else None
+        found.append((name, status.st_size, status.st_mtime_ns, status.st_ctime_ns) if status else (name, 0, 0, 0))
+    return found
 
 
 def _shown(name: str) -> bool:

@@ -127,8 +127,12 @@ def _fetch(args: argparse.Namespace, console: Console) -> int:
 def _print_packed(data: PackedDataSet, console: Console) -> None:
     console.line(f"{data.folder}: {data.source}, samples of {'x'.join(map(str, data.shape))}")
     splits = [split for split in (data.train, data.test) if split]
-    rows = [[split.path.stem, f"{split.samples:,}", mib(split.bytes), split.sha256[:16]] for split in splits]
-    console.table([("split", "left"), ("samples", "right"), ("size", "right"), ("SHA-256", "left")], rows)
+    rows = [
+        [split.path.stem, f"{split.samples:,}", f"{split.skipped:,}", mib(split.bytes), split.sha256[:16]]
+        for split in splits
+    ]
+    heads = [("split", "left"), ("samples", "right"), ("left out", "right"), ("size", "right"), ("SHA-256", "left")]
+    console.table(heads, rows)
     if data.kind == "images":
         planes = ["gray"] if len(data.mean) == 1 else list(data.planes)
         table = [[p, f"{m:.4f}", f"{s:.4f}"] for p, m, s in zip(planes, data.mean, data.std, strict=True)]
@@ -155,6 +159,7 @@ def _fields(data: PackedDataSet) -> dict[str, Any]:
             "counts": split.counts,
             "bytes": split.bytes,
             "sha256": split.sha256,
+            "skipped": split.skipped,
         }
         for split in (data.train, data.test)
         if split

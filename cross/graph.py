@@ -18,6 +18,7 @@ Operators of a `Model` (what an importer may emit; everything else is decomposed
     max_pool2d(x), avg_pool2d(x)                attrs kernel (2), strides (2), pads (4), ceil_mode, count_include_pad (avg)
     reduce_mean(x), reduce_sum(x)               attrs axes (positive, batch never among them), keepdims (bool)
     softmax(x), log_softmax(x)                  attr axis (positive)
+    causal_mask(x[N,...,T,T])                   MASKED above the diagonal, x elsewhere
     lrn(x)                                      attrs size, alpha, beta, bias
     dropout(x)                                  attr ratio
     pad(x)                                      attrs pads ((before, after), ... one pair a dimension), value
@@ -32,6 +33,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
+MASKED = -1e30
+"""What a causal mask writes: a softmax gives it nothing, and sums with it stay finite."""
 
 BATCH = -1
 """The symbolic batch dimension; only ever a tensor's first."""

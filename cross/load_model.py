@@ -50,10 +50,11 @@ def load_model(
     """A forward graph from an ONNX file or a zoo name.
 
     `input_shape`: [C, H, W] of one sample, [T] of tokens; a file's own where it has one, 3x32x32 for the zoo
-    (resnet18-imagenet 3x224x224, chartransformer 64 characters). `classes`: replaces the last dense layer or 1x1 convolution where its size differs. `input_name`,
-    `output_name`: which, where the file has several; any tensor may be the output. `init`: 'file' keeps the file's
-    weights, 'seeded' makes all of them from `seed`; zoo models are always seeded. `unfold_batch_norm`: float32 samples
-    [B, C, H, W]; a batch norm set from their statistics follows every convolution with a bias, the function unchanged.
+    (resnet18-imagenet 3x224x224, chartransformer 64 characters). `classes`: replaces the last dense layer or 1x1
+    convolution where its size differs. `input_name`, `output_name`: which, where the file has several; any tensor may be
+    the output. `init`: 'file' keeps the file's weights, 'seeded' makes all of them from `seed`; zoo models are always
+    seeded. `unfold_batch_norm`: float32 samples [B, C, H, W]; a batch norm set from their statistics follows every
+    convolution with a bias, the function unchanged.
 
     Raises UsageError, CorruptInputError, SecurityError, FileError or UnsupportedModelError, each in one line.
     """

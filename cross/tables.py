@@ -62,9 +62,15 @@ def minimum_batch(kernels: Kernels) -> int:
     return 2 if any(node.attrs["pixels"] == 1 for node in counts) else 1
 
 
+def _constant_inits(model: Model) -> dict[str, Init]:
+    """Constants that are one number throughout need no weights file. (Others come with the model's.)"""
+    same = {n: a for n, a in model.constants.items() if a.size and bool((a == a.flat[0]).all())}
+    return {name: Init("constant", float(array.flat[0])) for name, array in same.items()}
+
+
 def _rows(kernels: Kernels, plan: MemoryPlan) -> list[_Row]:
     training, shared = kernels.graph.training, kernels.graph.shared
-    block, inits = blocks_of(kernels), training.model.inits
+    block, inits = blocks_of(kernels), {**training.model.inits, **_constant_inits(training.model)}
     rows = []
     for region, offsets in (("PARAMETERS", plan.parameters), ("STATES", plan.states), ("CONSTANTS", plan.constants)):
         rows += [

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cross.graph import BATCH, Model
+from cross.graph import BATCH, MASKED, Model
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -151,6 +151,7 @@ OPERATORS: Mapping[str, Callable[..., Array]] = {
     "layer_norm": layer_norm,
     "erf": element(erf),
     "gelu": gelu,
+    "causal_mask": element(lambda x: np.where(np.triu(np.ones(x.shape[-2:]), 1) == 1, MASKED, x).astype(x.dtype)),
     "batch_norm": batch_norm,
     "relu": element(lambda x: np.where(x > 0, x, 0).astype(x.dtype)),
     "sigmoid": element(sigmoid),

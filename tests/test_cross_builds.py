@@ -18,6 +18,7 @@ from cross.load_model import load_model
 from cross.target import find_target
 from tests.host import host_target
 from tests.run_program import lower_model
+from tests.small_models import SMALL_TRANSFORMER, source_of
 
 QEMU = pytest.mark.needs("qemu")
 TARGETS = [
@@ -54,25 +55,36 @@ def oracle(name: str, samples: dict[str, np.ndarray[Any, Any]]) -> float:
     torch = pytest.importorskip("torch")
     from tests.torch_zoo import torch_like
 
-    module = torch_like(load_model(name), name, torch.float64).train()
-    logits = module(torch.tensor(samples["x"], dtype=torch.float64))
-    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(samples["y"], dtype=torch.int64))
+    module = torch_like(load_model(source_of(name), init="seeded"), name, torch.float64).train()
+    logits = module(torch.tensor(samples["x"], dtype=torch.float64)).flatten(0, -2)
+    loss = torch.nn.functional.cross_entropy(logits, torch.tensor(samples["y"], dtype=torch.int64).flatten())
     return float(loss.detach())
 
 
+def samples_of(name: str) -> dict[str, np.ndarray[Any, Any]]:
+    """Images with labels, or windows of tokens with the next ones."""
+    rng = np.random.default_rng(11)
+    if name == SMALL_TRANSFORMER:
+        return {n: rng.integers(0, 96, (BATCH, 24)).astype("int32") for n in ("x", "y")}
+    x = rng.standard_normal((BATCH, 3, 32, 32)).astype("float32")
+    return {"x": x, "y": rng.integers(0, 10, BATCH).astype("int32")}
+
+
+RUNS = [
+    *(pytest.param("resnet8", *t.values, marks=t.marks) for t in TARGETS),
+    *(pytest.param(SMALL_TRANSFORMER, t, marks=QEMU) for t in ("rpi4", "visionfive2")),
+    *(pytest.param("resnet18", *t.values, marks=(*t.marks, pytest.mark.acceptance)) for t in TARGETS),
+]
+
+
 @pytest.mark.needs("torch")
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", ["resnet8", pytest.param("resnet18", marks=pytest.mark.acceptance)])
+@pytest.mark.parametrize(("name", "target"), RUNS)
 def test_first_loss_is_the_same_everywhere(name: str, target: str, built: Callable[..., Path], tmp_path: Path) -> None:
     """To 1e-5 of float64; later losses stay close; one and two threads give the same weights bit for bit."""
-    rng = np.random.default_rng(11)
-    samples = {
-        "x": rng.standard_normal((BATCH, 3, 32, 32)).astype("float32"),
-        "y": rng.integers(0, 10, BATCH).astype("int32"),
-    }
+    samples = samples_of(name)
     file = tmp_path / "samples.safetensors"
     save_file(samples, file)
-    folder = built(name, target, input_shape=None)
+    folder = built(source_of(name), target, input_shape=None, init="seeded")
     one = train(folder, target, file, 1, tmp_path / "one.safetensors")
     two = train(folder, target, file, 2, tmp_path / "two.safetensors")
     wanted = oracle(name, samples)
@@ -89,12 +101,14 @@ def undefined_symbols(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("target", ["x86-64-avx2", "rpi4", "visionfive2", "bpi-f3"])
 def test_kernel_objects_need_nothing_but_the_runtime(target: str, tmp_path: Path) -> None:
-    """No libm, no libc, no compiler helper: exp and tanh are our own, and so is the floor inside them."""
+    """No libm, no libc, no compiler helper: exp, tanh and erf are our own, and so is the floor inside them."""
     from tests.test_gradients import CASES, model_of
 
     allowed = {"TVMFFIErrorSetRaisedFromCStrParts", "__TVMBackendParallelLaunch", "memset", "memcpy"}
-    wanted = {"silu", "tanh", "log softmax", "hard_swish"}
-    for case in [c for c in CASES if c.name in wanted]:
+    wanted = {"silu", "tanh", "log softmax", "hard_swish", "gelu {'approximate': 'none'}", "layer norm"}
+    cases = [c for c in CASES if c.name in wanted]
+    assert len(cases) == len(wanted)
+    for case in cases:
         kernels = lower_model(model_of(case, np.random.default_rng(0)), "mse", target)
         for path in compile_kernels(kernels, tmp_path).values():
             assert undefined_symbols(path) <= allowed, (case.name, path.name)

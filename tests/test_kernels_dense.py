@@ -52,16 +52,14 @@ def test_dense_agrees_with_numpy(spec: DenseSpec) -> None:
 
 
 @pytest.mark.parametrize("transpose_a", [False, True])
-@pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize("size", [(5, 9, 7), (8, 40, 70), (1, 1, 3)], ids=str)
-def test_matmul_agrees_with_numpy(size: tuple[int, int, int], transpose_a: bool, transpose_b: bool) -> None:
-    spec = MatmulSpec((2,), *size, transpose_a, transpose_b)
+def test_matmul_agrees_with_numpy(size: tuple[int, int, int], transpose_a: bool) -> None:
+    spec = MatmulSpec((2,), *size, transpose_a)
     kernel = Runner(matmul(spec, HOST))
     for batch in (1, 3):
         a, b = _random(batch, 2, spec.rows, spec.inner), _random(batch, 2, spec.inner, spec.columns)
         stored_a = np.ascontiguousarray(a.swapaxes(2, 3)) if transpose_a else a
-        stored_b = np.ascontiguousarray(b.swapaxes(2, 3)) if transpose_b else b
-        y = kernel(stored_a, stored_b, _blank(batch, 2, spec.rows, spec.columns))
+        y = kernel(stored_a, b, _blank(batch, 2, spec.rows, spec.columns))
         assert relative_error(y, a.astype(np.float64) @ b.astype(np.float64)) < TOLERANCE
 
 

@@ -13,37 +13,50 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cross.graph import Model
 from cross.load_model import load_model
 from device_runtime import BACKWARD, FORWARD, LOSS, Trainer, load_library
 from tests.host import host_target
+from tests.small_models import SMALL_TRANSFORMER, source_of
 from tests.torch_zoo import named_gradients, torch_like
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.needs("torch")
 
 Array = np.ndarray[Any, Any]
-QUICK = ["mlp", "resnet8"]
-FULL = ["resnet18", "resnet18-imagenet", "mobilenetv2"]
+QUICK = ["mlp", "resnet8", "resnet20", SMALL_TRANSFORMER]
+FULL = ["resnet18", "resnet18-imagenet", "mobilenetv2", "vgg16", "alexnet", "squeezenet", "efficientvit-m1"]
+FULL += ["chartransformer"]
 MODELS = [*QUICK, *(pytest.param(m, marks=pytest.mark.acceptance) for m in FULL)]
+DRIFTING = ["mlp", "resnet8", SMALL_TRANSFORMER]
+DRIFTING += [pytest.param(m, marks=pytest.mark.acceptance) for m in ("resnet20", *FULL)]
 SHAPES = {"resnet18-imagenet": (3, 64, 64)}
 ZERO_SHARE = 1e-6
 """A tensor whose true gradient is below this share of the whole is compared to the whole."""
 
 
 def batch_of(seed: int, shape: tuple[int, ...], batch: int, classes: int) -> tuple[Array, Array]:
+    """Images and labels; or windows of tokens, with a label for each position."""
     rng = np.random.default_rng(seed)
+    if len(shape) == 1:
+        return tuple(rng.integers(0, classes, (batch, *shape)).astype("int32") for _ in range(2))
     return rng.standard_normal((batch, *shape)).astype("float32"), rng.integers(0, classes, batch).astype("int32")
+
+
+def seeded(name: str, seed: int) -> Model:
+    return load_model(source_of(name), input_shape=SHAPES.get(name), init="seeded", seed=seed)
 
 
 def torch_step(module: Any, x: Array, y: Array, dtype: Any, channels_last: bool = False) -> float:
     """Forward and backward; returns the loss, leaves gradients in the module."""
     inputs = torch.tensor(x, dtype=dtype)
-    if channels_last:
+    if channels_last and inputs.ndim == 4:
         module = module.to(memory_format=torch.channels_last)
         inputs = inputs.contiguous(memory_format=torch.channels_last)
     module.train()
     module.zero_grad(set_to_none=True)
-    loss = torch.nn.functional.cross_entropy(module(inputs), torch.tensor(y, dtype=torch.int64))
+    labels = torch.tensor(y, dtype=torch.int64).flatten()
+    loss = torch.nn.functional.cross_entropy(module(inputs).flatten(0, -2), labels)
     loss.backward()
     return float(loss.detach())
 
@@ -66,11 +79,10 @@ def states_of(module: Any) -> dict[str, Array]:
 @pytest.mark.parametrize("name", MODELS)
 def test_first_step_matches_pytorch(name: str, built: Callable[..., Path]) -> None:
     """Loss to 1e-5, every gradient within the measured bound, running statistics to 1e-5; batch 3 and 8, five seeds."""
-    shape = SHAPES.get(name)
-    folder = built(name, host_target(), input_shape=shape)
+    folder = built(source_of(name), host_target(), input_shape=SHAPES.get(name))
     library = load_library(folder / "libtaste.so")
     for seed in range(5):
-        model = load_model(name, input_shape=shape, init="seeded", seed=seed)
+        model = seeded(name, seed)
         for batch in (3, 8):
             x, y = batch_of(seed, model.input_shape, batch, model.classes)
             true = torch_like(model, name, torch.float64)
@@ -95,12 +107,11 @@ def test_first_step_matches_pytorch(name: str, built: Callable[..., Path]) -> No
                     assert np.linalg.norm(have - wanted) <= 1e-5 * max(np.linalg.norm(wanted), 1e-3), tensor
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", DRIFTING)
 def test_trajectory_drifts_no_more_than_pytorch(name: str, built: Callable[..., Path]) -> None:
     """20 steps of SGD with momentum: the distance from float64's weights is at most twice PyTorch float32's own."""
-    shape = SHAPES.get(name)
-    library = load_library(built(name, host_target(), input_shape=shape) / "libtaste.so")
-    model = load_model(name, input_shape=shape, init="seeded", seed=1)
+    library = load_library(built(source_of(name), host_target(), input_shape=SHAPES.get(name)) / "libtaste.so")
+    model = seeded(name, 1)
     batch, steps, rate = 8, 20, 0.01
     batches = [batch_of(100 + i, model.input_shape, batch, model.classes) for i in range(4)]
     weights: dict[Any, dict[str, Array]] = {}
@@ -127,10 +138,10 @@ def test_trajectory_drifts_no_more_than_pytorch(name: str, built: Callable[..., 
     assert drift(ours) <= 2 * drift(weights[torch.float32])
 
 
-@pytest.mark.parametrize("name", ["resnet8", pytest.param("resnet18", marks=pytest.mark.acceptance)])
+@pytest.mark.parametrize("name", ["resnet8", SMALL_TRANSFORMER, pytest.param("resnet18", marks=pytest.mark.acceptance)])
 def test_every_cut_point_gives_the_same_bits(name: str, built: Callable[..., Path]) -> None:
     """forward[0..k] then forward[k..L] in another session equals forward; backward likewise, for every k."""
-    library = load_library(built(name, host_target(), input_shape=None) / "libtaste.so")
+    library = load_library(built(source_of(name), host_target(), input_shape=None) / "libtaste.so")
     blocks = library.programs["train"].blocks
     count, batch = len(blocks), 3
     x, y = batch_of(3, library.input_shape, batch, library.classes)
@@ -165,9 +176,8 @@ def test_every_cut_point_gives_the_same_bits(name: str, built: Callable[..., Pat
 @pytest.mark.parametrize("name", MODELS)
 def test_eval_uses_running_statistics_as_pytorch_does(name: str, built: Callable[..., Path]) -> None:
     """Logits after some training, with gammas, betas and statistics that have moved."""
-    shape = SHAPES.get(name)
-    library = load_library(built(name, host_target(), input_shape=shape) / "libtaste.so")
-    model = load_model(name, input_shape=shape, init="seeded", seed=2)
+    library = load_library(built(source_of(name), host_target(), input_shape=SHAPES.get(name)) / "libtaste.so")
+    model = seeded(name, 2)
     x, y = batch_of(9, model.input_shape, 6, model.classes)
     module = torch_like(model, name, torch.float64)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
@@ -185,7 +195,7 @@ def test_eval_uses_running_statistics_as_pytorch_does(name: str, built: Callable
 
 @pytest.mark.parametrize("name", QUICK)
 def test_thread_count_does_not_change_a_bit(name: str, built: Callable[..., Path]) -> None:
-    library = load_library(built(name, host_target(), input_shape=None) / "libtaste.so")
+    library = load_library(built(source_of(name), host_target(), input_shape=None) / "libtaste.so")
     x, y = batch_of(4, library.input_shape, 5, library.classes)
     results = []
     for threads in (1, 2):

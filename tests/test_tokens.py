@@ -93,14 +93,11 @@ def test_label_smoothing_is_pytorchs(smoothing: float, tokens: int) -> None:
 
 
 def attention_model(rng: np.random.Generator, tokens: int, heads: int, size: int) -> Model:
-    """softmax(q k / sqrt(size) + mask) v of three scaled copies of the input, then a dense layer over each row."""
+    """softmax of masked q k / sqrt(size), times v, of three scaled copies of the input, then a dense layer over each row."""
     kind = TensorType((BATCH, heads, tokens, size))
     parameters = {n: (rng.standard_normal((heads, tokens, size)) + 0.5).astype("float32") for n in ("sq", "sk", "sv")}
     parameters["w"] = rng.standard_normal((5, size)).astype("float32")
-    constants = {
-        "scale": np.float32([size**-0.5]),
-        "mask": np.triu(np.full((tokens, tokens), -1e30, "float32"), 1),
-    }
+    constants = {"scale": np.float32([size**-0.5])}
     scores = TensorType((BATCH, heads, tokens, tokens))
     tensors = {n: kind for n in ("x", "q", "k", "v", "mixed")} | {n: scores for n in ("s", "t", "u", "p")}
     tensors |= {n: TensorType(a.shape) for n, a in {**parameters, **constants}.items()}
@@ -112,7 +109,7 @@ def attention_model(rng: np.random.Generator, tokens: int, heads: int, size: int
         Node("transpose", ("k",), ("kt",), {"perm": (0, 1, 3, 2)}),
         Node("matmul", ("q", "kt"), ("s",)),
         Node("mul", ("s", "scale"), ("t",)),
-        Node("add", ("t", "mask"), ("u",)),
+        Node("causal_mask", ("t",), ("u",)),
         Node("softmax", ("u",), ("p",), {"axis": 3}),
         Node("matmul", ("p", "v"), ("mixed",)),
         Node("dense", ("mixed", "w"), ("y",)),

@@ -32,7 +32,7 @@ def calibrate(model: Model, seed: int) -> Model:
     last_use = {name: i for i, node in enumerate(model.nodes) for name in node.inputs}
     last = [node for node in model.nodes if node.op in _SCALED][-1:]
     random = np.random.default_rng(0)
-    image = random.standard_normal((1, *model.input_shape)).astype(np.float32)
+    image: Array = random.standard_normal((1, *model.input_shape)).astype(np.float32)
     if model.tensors[model.input].dtype == "int32":
         image = random.integers(0, model.input_values, (1, *model.input_shape))
     values: dict[str, Array] = {**model.parameters, **model.states, **model.constants, model.input: image}

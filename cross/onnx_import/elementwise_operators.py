@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cross.graph import Shape
 from cross.onnx_import.operator import NotConvertible, Operator
 from cross.onnx_import.source import INTEGERS
 
@@ -21,7 +22,7 @@ MASKING = 1e4
 """A stored summand that reaches this hides what it is added to, as attention masks do: it is not trained."""
 
 LARGEST = 1e30
-"""What stands for infinity in a mask: sums stay finite, and a softmax gives the same."""
+"""What stands for infinity in a mask that is no causal one: sums stay finite, and a softmax gives the same."""
 
 
 def unary(op: str, **defaults: float) -> Callable[[Operator], str]:
@@ -37,10 +38,24 @@ def binary(op: str) -> Callable[[Operator], str]:
     """Conversion of an operator with two operands, one of which may be stored."""
 
     def convert(o: Operator) -> str:
+        for data, stored in ((0, 1), (1, 0)):
+            if op == "add" and o.is_data(data) and not o.is_data(stored):
+                mask = o.constant(stored, "operand")
+                if _hides_what_follows(mask == 0, mask, o.shape(data)):
+                    return o.emit("causal_mask", o.data(data))
         left, right = (operand(o, i, op) for i in (0, 1))
         return o.emit(op, left, right)
 
     return convert
+
+
+def _hides_what_follows(kept: Array, fill: Array, shape: Shape) -> bool:
+    """Whether a mask keeps, of square matrices [N, ..., T, T], what is on and below the diagonal, and hides the rest."""
+    if len(shape) < 3 or shape[-1] != shape[-2] or kept.shape[-2:] != shape[-2:] or kept.size != shape[-1] ** 2:
+        return False
+    square, below = kept.reshape(shape[-2:]), np.tri(shape[-1], dtype=bool)
+    hidden = np.broadcast_to(fill, kept.shape).reshape(shape[-2:])[~below]
+    return np.array_equal(square, below) and bool((hidden <= -MASKING).all())
 
 
 def operand(o: Operator, index: int, op: str) -> str:
@@ -163,6 +178,11 @@ def gelu(o: Operator) -> str:
 def where(o: Operator) -> str:
     """Where with a stored condition -> each side times its 0/1 mask, added up; a stored side is masked here."""
     condition = o.constant(0, "condition").astype(bool)
+    for data, stored, kept in ((1, 2, condition), (2, 1, ~condition)):
+        if o.is_data(data) and not o.is_data(stored):
+            fill = np.broadcast_to(o.constant(stored, "side"), np.broadcast_shapes(condition.shape, (1,)))
+            if _hides_what_follows(kept, fill, o.shape(data)):
+                return o.emit("causal_mask", o.data(data))
     rank, parts = len(o.output_shape()), []
     for index, mask in ((1, condition), (2, ~condition)):
         if o.is_data(index):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cross.graph import BATCH, Model, Node
+from cross.graph import BATCH, MASKED, Model, Node
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Attrs = Mapping[str, Any]
@@ -82,7 +82,7 @@ def _layer_norm(inputs: Sequence[Array], attrs: Attrs) -> Array:
 
 
 def _erf(x: Array) -> Array:
-    return np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype)
+    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x), x.dtype)
 
 
 def _gelu(inputs: Sequence[Array], attrs: Attrs) -> Array:
@@ -147,6 +147,7 @@ FORWARD: Mapping[str, Callable[[Sequence[Array], Attrs], Array]] = {
     "exp": lambda v, a: np.exp(v[0]),
     "erf": lambda v, a: _erf(v[0]),
     "gelu": _gelu,
+    "causal_mask": lambda v, a: np.where(np.tri(v[0].shape[-1], dtype=bool), v[0], np.float32(MASKED)),
     "neg": lambda v, a: -v[0],
     "sqrt": lambda v, a: np.sqrt(v[0]),
     "clip": lambda v, a: np.clip(v[0], a["min"], a["max"]),

@@ -145,6 +145,7 @@ RULES: Mapping[str, Rule] = {
     "conv2d": _conv2d,
     "dense": _dense,
     "matmul": _matmul,
+    "causal_mask": _same,
     "embedding": _embedding,
     "layer_norm": _layer_norm,
     "batch_norm": _same,

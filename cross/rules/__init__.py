@@ -49,6 +49,7 @@ RULES: dict[str, Rule] = {
     "concat": Rule(movement.concat, movement.concat_gradient),
     "slice": Rule(movement.slice_, movement.slice_gradient),
     "pad": Rule(movement.pad, movement.pad_gradient),
+    "causal_mask": Rule(elementwise.causal_mask, elementwise.causal_mask_gradient),
     "dropout": Rule(elementwise.dropout, elementwise.dropout_gradient),
     **{op: Rule(elementwise.forward, elementwise.gradient) for op in elementwise.EXPRESSIONS},
 }

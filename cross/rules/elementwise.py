@@ -9,7 +9,7 @@ from typing import Any
 
 from cross import expression as ex
 from cross.expression import Expr, arg, const
-from cross.graph import Node, TensorType
+from cross.graph import MASKED, Node, TensorType
 from cross.rules.context import DROPOUT_COUNTER, Context
 
 Attrs = Mapping[str, Any]
@@ -75,6 +75,21 @@ def _from_output(op: str, attrs: Attrs) -> Expr | None:
     if op == "tanh":
         return ex.sub(ex.ONE, ex.mul(y, y))
     return y if op == "exp" else None
+
+
+def _causal(context: Context, node: Node, hidden: Expr) -> Expr:
+    """The input on and below the diagonal of its last two axes, `hidden` above it."""
+    last = len(context.shape(node.inputs[0])) - 1
+    return ex.select(ex.greater(("index", last), ("index", last - 1)), hidden, arg(0))
+
+
+def causal_mask(context: Context, node: Node) -> None:
+    output = node.outputs[0]
+    context.build.map(_causal(context, node, const(MASKED)), node.inputs, context.type(output), output)
+
+
+def causal_mask_gradient(context: Context, node: Node, dy: str) -> dict[str, str]:
+    return {node.inputs[0]: context.build.map(_causal(context, node, ex.ZERO), [dy], context.type(dy))}
 
 
 def forward(context: Context, node: Node) -> None:

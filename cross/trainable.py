@@ -34,7 +34,7 @@ def choose_trainable(model: Model, trainable: str) -> frozenset[str]:
     if trainable.startswith("last:"):
         return _last_blocks(model, trainable.removeprefix("last:"))
     try:
-        pattern = re.compile(trainable)
+        pattern = re.compile(trainable or "(?!)")  # an empty word names nothing
     except re.error as error:
         raise UsageError(
             f"--trainable {trainable!r} is no regular expression: {error}. Use all, head, last:K, norms or one."

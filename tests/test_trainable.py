@@ -79,6 +79,7 @@ def test_the_head_may_be_a_1x1_convolution_or_else_the_last_block() -> None:
         ("last:6", ("resnet8 has 5 blocks",)),
         ("last:two", ("last:two",)),
         ("(", ("no regular expression",)),
+        ("", ("matches ''",)),
     ],
 )
 def test_what_names_nothing_is_refused(trainable: str, words: tuple[str, ...]) -> None:

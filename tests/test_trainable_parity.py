@@ -96,6 +96,7 @@ def test_gradients_of_what_trains_match_pytorch(trainable: str) -> None:
             model.input: x,
             "target": y,
             "loss_scale": np.float32([1 / batch]),
+            "label_smoothing": np.float32([0]),
         }
         found, _ = run_program(kernels, "train", values, batch)
         assert abs(found["loss"].mean() - loss) <= 1e-5 * abs(loss)

@@ -150,7 +150,11 @@ def add_model_flags(parser: argparse.ArgumentParser, required: bool = True) -> N
         help="what to train: all, head, last:K (blocks), norms, or a regular expression over names; "
         "the rest is frozen (default: all)",
     )
-    group.add_argument("--unfold-bn", action="store_true", help="put batch norms back where an exporter folded them")
+    group.add_argument(
+        "--unfold-bn",
+        action=argparse.BooleanOptionalAction,
+        help="put batch norms back where an exporter folded them (default: train does, other verbs do not)",
+    )
     group.add_argument("--target", metavar="NAME", help="CPU to build for (default: probed from the board)")
 
 

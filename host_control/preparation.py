@@ -100,7 +100,8 @@ def import_model(
 ) -> Model:
     """--model with --weights. `input_shape` and `classes` come before the flags': those of the data to train on.
 
-    `samples`: float32 [B, C, H, W] that set the statistics of --unfold-bn (default: random ones).
+    `samples`: float32 [B, C, H, W] that set the statistics of --unfold-bn (default: random ones); where they are given,
+    folded batch norms are put back unless --no-unfold-bn says otherwise.
     """
     from cross.load_model import load_model
     from cross.weights.load import load_weights
@@ -116,7 +117,10 @@ def import_model(
         init=args.init,
         seed=args.seed,
     )
-    if args.unfold_bn:
+    wanted = args.unfold_bn
+    if wanted is None:
+        wanted = samples is not None and model.metadata["folded_batch_norm"]
+    if wanted:
         model = _with_batch_norms(model, args.seed, samples, console)
     if args.weights is not None:
         model = match_weights(model, load_weights(args.weights), source=str(args.weights), seed=args.seed)

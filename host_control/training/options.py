@@ -94,7 +94,7 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
     """How to train."""
     group = parser.add_argument_group("training")
     length = group.add_mutually_exclusive_group()
-    length.add_argument("--epochs", type=_above_zero, help=f"passes over the data (default: {recipe.EPOCHS:g})")
+    length.add_argument("--epochs", type=_above_zero, help="passes over the data (default: 10, small sets up to 40)")
     length.add_argument("--steps", type=positive, help="optimizer steps, in place of --epochs")
     group.add_argument(
         "--batch-size", type=_batch_size, default="auto", metavar="N|auto",
@@ -148,7 +148,7 @@ def resolve_options(args: argparse.Namespace, model: Model, samples: int, batch_
             "--nesterov is a form of sgd's momentum. Use --optimizer sgd with --momentum, or leave it out."
         )
     return TrainOptions(
-        epochs=float(args.epochs or recipe.EPOCHS),
+        epochs=float(args.epochs or recipe.default_epochs(samples, effective)),
         steps=args.steps or 0,
         batch_size=min(batch_size, effective),
         effective_batch=effective,

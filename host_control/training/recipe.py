@@ -23,7 +23,8 @@ from cross.graph import Model
 EFFECTIVE_BATCH = 128
 SMALLEST_EFFECTIVE_BATCH = 8
 EPOCH_UPDATES = 16
-EPOCHS = 10.0
+EPOCHS, MOST_EPOCHS = 10.0, 40.0
+RUN_UPDATES = 400
 WARMUP = 0.1
 MOMENTUM = 0.9
 
@@ -44,6 +45,12 @@ def default_effective_batch(samples: int) -> int:
     most = max(samples // EPOCH_UPDATES, 1)
     chosen = min(EFFECTIVE_BATCH, max(SMALLEST_EFFECTIVE_BATCH, 2 ** int(math.log2(most))))
     return int(min(chosen, samples))
+
+
+def default_epochs(samples: int, effective_batch: int) -> float:
+    """10, and more for small sets: as many as give RUN_UPDATES updates, at most 40."""
+    updates = -(-samples // effective_batch)
+    return float(min(max(EPOCHS, -(-RUN_UPDATES // updates)), MOST_EPOCHS))
 
 
 def default_recipe(model: Model, *, trained: bool, effective_batch: int) -> Recipe:

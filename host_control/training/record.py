@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cross.errors import CompatibilityError, CorruptInputError, UsageError
+from cross.graph import Model
 from cross.zoo import ZOO
 from host_control.data import PackedDataSet
 from host_control.run_folder import RunFolder, default_folder, find_resumable, read_json
@@ -45,6 +46,7 @@ class Run:
         flags = dict(self.options["flags"])
         return {name: flags[name] for name in _MODEL_FLAGS.split()} | {
             "model": self.options["model"]["path"],
+            "unfold_bn": self.options["model"]["unfold_bn"],
             "input_shape": tuple(self.options["data"]["shape"]),
             "classes": len(self.classes),
             "weights": self.weights,
@@ -103,13 +105,15 @@ def check_unchanged(before: dict[str, Any] | None, model: dict[str, Any], data: 
             )
 
 
-def describe_model(args: argparse.Namespace) -> dict[str, Any]:
-    """Which model, and the hash of its file, for options.json."""
+def describe_model(args: argparse.Namespace, model: Model) -> dict[str, Any]:
+    """Which model, the hash of its file, and whether batch norms were put back, for options.json."""
+    unfolded = bool(model.metadata.get("unfolded_batch_norm"))
     if args.model in ZOO:
-        return {"path": args.model, "sha256": None}
+        return {"path": args.model, "sha256": None, "unfold_bn": unfolded}
     path = Path(args.model).resolve()
     with path.open("rb") as file:
-        return {"path": str(path), "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"path": str(path), "sha256": digest, "unfold_bn": unfolded}
 
 
 def describe_data(data: PackedDataSet) -> dict[str, Any]:

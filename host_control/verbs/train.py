@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         before = check_goes_on(folder, identity, args.resume)
         data = packed_data(args, console)
         model = model_for(args, data, console)
-        check_unchanged(before, describe_model(args), describe_data(data))
+        check_unchanged(before, describe_model(args, model), describe_data(data))
         # From here on the folder holds a run; what fails before leaves none to go on with.
         folder.write_json(TRAIN_RECORD, identity | {"complete": False})
         with opened_board(args) as board:
@@ -95,7 +95,7 @@ def model_for(args: argparse.Namespace, data: PackedDataSet, console: Console) -
     check_classes(args, data)
     if args.input_shape is not None:
         check_shape(args.input_shape, data)
-    samples = first_samples(data, UNFOLD_SAMPLES) if args.unfold_bn and data.kind == "images" else None
+    samples = first_samples(data, UNFOLD_SAMPLES) if data.kind == "images" else None
     model = import_model(args, console, input_shape=data.shape, classes=len(data.classes), samples=samples)
     check_shape(model.input_shape, data)
     return model
@@ -198,7 +198,7 @@ class _Training:
                 "flags": run_identity(self.args),
                 "options": options.record(),
                 "batch_size_from": choice.source,
-                "model": describe_model(self.args),
+                "model": describe_model(self.args, self.model),
                 "data": describe_data(self.data),
                 "board": self.board.name,
                 "build": {name: built.manifest.get(name) for name in names} | {"sha256": built.sha256},

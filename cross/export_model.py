@@ -74,12 +74,14 @@ def write_weights_into(proto: onnx.ModelProto, model: Model) -> tuple[onnx.Model
     """A copy of `proto`, from which `model` was imported, with the weights of `model`; and how many tensors they are."""
     proto = inlined(proto)
     store = WeightStore(proto.graph)
-    tensors = fold_batch_norms(model, {**model.parameters, **model.states})
+    tensors, added = fold_batch_norms(model, {**model.parameters, **model.states})
     replaced: Mapping[str, int] = model.metadata["replaced"]
     old = int(model.metadata["file_classes"])
     for name, array in tensors.items():
         resized = Resized(replaced[name], old, model.classes) if name in replaced else None
         store.write(name, array, model.origins[name], resized)
+    for name, bias in added.items():
+        store.add_bias(model.origins[name], f"{name}/bias", bias)
     to_inference_form(store)
     if replaced:
         resize_behind(proto.graph, [model.origins[name] for name in replaced], old, model.classes)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cross.errors import CorruptInputError, UsageError
+from cross.zoo import ZOO
 from host_control.board import BoardFacts, DeployResult
 from host_control.console import Console, mib
 from host_control.search.space import MemoryForm
@@ -101,7 +102,7 @@ def import_model(
     """--model with --weights. `input_shape` and `classes` come before the flags': those of the data to train on.
 
     `samples`: float32 [B, C, H, W] that set the statistics of --unfold-bn (default: random ones); where they are given,
-    folded batch norms are put back unless --no-unfold-bn says otherwise.
+    an ONNX file without batch norms gets them back unless --no-unfold-bn says otherwise.
     """
     from cross.load_model import load_model
     from cross.weights.load import load_weights
@@ -119,7 +120,9 @@ def import_model(
     )
     wanted = args.unfold_bn
     if wanted is None:
-        wanted = samples is not None and model.metadata["folded_batch_norm"]
+        normless = not any(node.op == "batch_norm" for node in model.nodes)
+        convolves = any(node.op == "conv2d" for node in model.nodes)
+        wanted = samples is not None and args.model not in ZOO and normless and convolves
     if wanted:
         model = _with_batch_norms(model, args.seed, samples, console)
     if args.weights is not None:

@@ -26,7 +26,11 @@ FUZZ_SAFETENSORS = [
 ]
 FAULT_LOOP = [TESTS / "fault_loop.c", *(source for source in PROGRAM if source.name != "main.c")]
 
-CHECKPOINT_LOOP = [TESTS / "checkpoint_loop.c", TESTS / "disk_model.c", *(source for source in PROGRAM if source.name != "main.c")]
+CHECKPOINT_LOOP = [
+    TESTS / "checkpoint_loop.c",
+    TESTS / "disk_model.c",
+    *(source for source in PROGRAM if source.name != "main.c"),
+]
 MAINS = {
     "checks": (MODEL, CHECKS),
     "taste-train": (MODEL, PROGRAM),

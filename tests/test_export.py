@@ -106,11 +106,17 @@ def test_a_weight_that_something_else_reads_keeps_its_value_there(tmp_path: Path
     assert_equal_logits(ours, theirs)
 
 
-def convolutions(path: Path, *, folded: bool, half: bool = False) -> Path:
+def convolutions(path: Path, *, folded: bool, half: bool = False, biased: bool = True) -> Path:
     s = Sketch(["n", 3, 9, 8])
     x = "x"
     for index, (inside, outside) in enumerate(((3, 8), (8, 8))):
-        y = s.node("Conv", x, s.weight(outside, inside, 3, 3), *([s.weight(outside)] if folded else []), pads=[1] * 4)
+        y = s.node(
+            "Conv",
+            x,
+            s.weight(outside, inside, 3, 3),
+            *([s.weight(outside)] if folded and biased else []),
+            pads=[1] * 4,
+        )
         y = y if folded else s.batch_norm(y, outside, name=f"norm{index}")
         x = s.node("Relu", y)
     x = s.node("Flatten", s.node("GlobalAveragePool", x), axis=1)
@@ -128,11 +134,18 @@ def convolutions(path: Path, *, folded: bool, half: bool = False) -> Path:
 
 
 @pytest.mark.needs("onnxruntime")
-def test_batch_norms_put_back_are_folded_again(tmp_path: Path) -> None:
-    source = convolutions(tmp_path / "folded.onnx", folded=True)
+@pytest.mark.parametrize("biased", [True, False])
+def test_batch_norms_put_back_are_folded_again(biased: bool, tmp_path: Path) -> None:
+    """Also into convolutions whose bias of zeros the exporter left out."""
+    source = convolutions(tmp_path / "folded.onnx", folded=True, biased=biased)
     model = load_model(source, classes=4)
     samples = np.random.default_rng(2).standard_normal((8, *model.input_shape)).astype(np.float32)
-    model = trained(unfold_batch_norm(model, samples))
+    unfolded = unfold_batch_norm(model, samples)
+    before, after = (numpy_forward(m, samples)[m.output] for m in (model, unfolded))
+    np.testing.assert_allclose(after, before, atol=1e-5 * float(np.abs(before).max()))
+    for block in unfolded.blocks:
+        assert unfolded.nodes[block.end_node - 1].outputs[0] == block.output
+    model = trained(unfolded)
     assert len(model.states) == 4
     _, theirs, proto = exported_logits(replace(model), source, tmp_path / "out.onnx")
     x = np.random.default_rng(5).standard_normal((3, *model.input_shape)).astype(np.float32)

@@ -17,6 +17,7 @@ from cross.onnx_import.source import FLOATS
 Array = np.ndarray[Any, np.dtype[Any]]
 Reader = tuple[str, int]
 
+_BIAS_INPUT = 2
 _OUTSIDE = -1
 """Index of a reader that is no input of a node: the graph's outputs, a graph inside a node."""
 
@@ -57,6 +58,15 @@ class WeightStore:
                 old, node.input[index] = node.input[index], fresh
                 self._forget(old, (output, index))
                 self._reads(fresh, (output, index))
+
+    def add_bias(self, weight: Origin, name: str, bias: Array) -> None:
+        """Give the convolution that reads `weight` the bias [C] that the file left out."""
+        ((output, _),) = weight.readers
+        node, fresh = self.makers[output], self._unique(name)
+        del node.input[_BIAS_INPUT:]
+        node.input.append(fresh)
+        self._reads(fresh, (output, _BIAS_INPUT))
+        self._add(fresh, bias)
 
     def remove(self, node: NodeProto) -> None:
         """Take a node out, and whatever was only there for it."""

@@ -259,3 +259,19 @@ def test_the_source_is_not_overwritten_and_a_shared_weight_cannot_be_folded_twic
     with pytest.raises(UnsupportedModelError, match="shared by several convolutions"):
         export_model(model, twice, tmp_path / "out.onnx", {})
     assert not (tmp_path / "out.onnx").exists()
+
+
+def test_an_untrained_export_whose_signal_died_out_gets_fresh_batch_norms(tmp_path: Path) -> None:
+    s = Sketch(["n", 3, 8, 8])
+    x = "x"
+    for index in range(8):
+        small = s.stored(s.random.standard_normal((6, 3 if index == 0 else 6, 3, 3)).astype(np.float32) * 1e-2)
+        x = s.node("Relu", s.node("Conv", x, small, s.stored(np.zeros(6, np.float32)), pads=[1] * 4))
+    x = s.node("Gemm", s.node("Flatten", s.node("GlobalAveragePool", x)), s.weight(4, 6), s.weight(4), transB=1)
+    model = load_model(s.save(tmp_path / "silent.onnx", x))
+    samples = np.random.default_rng(0).standard_normal((8, 3, 8, 8)).astype(np.float32)
+    assert float(numpy_forward(model, samples)[model.output].std(0).max()) < 1e-3
+    woken = unfold_batch_norm(model, samples)
+    assert "batch norms start afresh" in woken.metadata["notes"][-1]
+    last = [name for name in woken.parameters if name.endswith("batch_norm.weight")][-1]
+    assert (woken.parameters[last] == 1).all()

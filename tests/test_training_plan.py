@@ -94,11 +94,12 @@ def test_defaults_follow_model_weights_and_size_of_the_data(tmp_path: Path) -> N
     assert (fresh.effective_batch, fresh.lr, fresh.grad_clip, fresh.optimizer) == (128, 0.1, 0.0, "sgd")
     assert (plain.lr, plain.grad_clip, plain.weight_decay, plain.momentum) == (0.01, 1.0, 5e-4, 0.9)
     trained = options(samples=60000, model="resnet8", weights=tmp_path)
-    assert (trained.lr, trained.grad_clip, trained.warmup, trained.schedule) == (0.01, 1.0, 0.1, "cosine")
+    assert (trained.lr, trained.grad_clip, trained.warmup, trained.schedule) == (0.05, 1.0, 0.1, "cosine")
     small = options(samples=512, batch_size=4, model="resnet8", weights=tmp_path)
-    assert (small.effective_batch, small.lr) == (32, 0.005)
+    assert (small.effective_batch, small.lr) == (32, 0.025)
     assert [default_effective_batch(n) for n in (1, 5, 100, 1000, 2048, 10**6)] == [1, 5, 8, 32, 128, 128]
     assert options("--optimizer", "adamw").lr == 1e-3
+    assert (options(samples=60000).epochs, small.epochs, options(samples=40, batch_size=4).epochs) == (10, 25, 40)
 
 
 def test_flags_that_contradict_are_refused() -> None:

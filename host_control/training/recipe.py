@@ -4,13 +4,14 @@
 |---|---|---|---|---|
 | fresh weights, batch norm | SGD, momentum 0.9 | 0.1 | 5e-4 | none |
 | fresh weights, no batch norm | SGD, momentum 0.9 | 0.01 | 5e-4 | 1.0 |
-| trained weights (a file's, or --weights) | SGD, momentum 0.9 | 0.01 | 5e-4 | 1.0 |
+| trained weights (a file's, or --weights), batch norm | SGD, momentum 0.9 | 0.05 | 5e-4 | 1.0 |
+| trained weights, no batch norm | SGD, momentum 0.9 | 0.01 | 5e-4 | 1.0 |
 | layer norm (transformers) | AdamW, betas 0.9 and 0.999 | 0.001 | 0.01 | 1.0 |
 
 All: cosine over the run, the first tenth of the steps a linear warm-up. Effective batch 128 (Goyal et al. 2017 and common
 CIFAR practice), and less for small sets, so that an epoch has at least EPOCH_UPDATES updates; the learning rate then falls
-with the square root of the effective batch. Weights that were trained once are only moved a little: at 0.1 the first steps
-would undo them, and a file whose batch norms were folded away diverges.
+with the square root of the effective batch. Weights from a file are moved less, and clipped: at 0.1 the first steps would
+undo what was trained, and a network without batch norm diverges.
 """
 
 from __future__ import annotations
@@ -58,8 +59,10 @@ def default_recipe(model: Model, *, trained: bool, effective_batch: int) -> Reci
     operators = {node.op for node in model.nodes}
     if "layer_norm" in operators:
         chosen = Recipe("adamw", 1e-3, 0.01, 1.0, "a model with layer norm")
+    elif trained and "batch_norm" in operators:
+        chosen = Recipe("sgd", 0.05, 5e-4, 1.0, "weights that come from a file, with batch norm")
     elif trained:
-        chosen = Recipe("sgd", 0.01, 5e-4, 1.0, "weights that were trained before")
+        chosen = Recipe("sgd", 0.01, 5e-4, 1.0, "weights that come from a file, without batch norm")
     elif "batch_norm" in operators:
         chosen = Recipe("sgd", 0.1, 5e-4, 0.0, "fresh weights with batch norm")
     else:

@@ -215,3 +215,62 @@ def test_data_larger_than_the_boards_disk_is_said_before_it_is_sent(
 
 
 INFO = {"programs": {"train": {"fixed_bytes": 1, "per_sample_bytes": 1}}}
+
+
+def finished_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    assert train(capsys, "--data", data, "--out", tmp_path / "run")[0] == 0
+    return tmp_path / "run"
+
+
+def test_what_eval_predict_and_export_cannot_do_is_one_line(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = finished_run(data, tmp_path, capsys)
+    (tmp_path / "no.jpg").write_bytes(b"\xff\xd8\xff not an image")
+    (tmp_path / "bare").mkdir()
+    others = tmp_path / "others.npz"
+    rng = np.random.default_rng(1)
+    np.savez(others, x=rng.integers(0, 256, (20, 8, 8), np.uint8), y=np.arange(20) % 2, classes=np.array(["a", "b"]))
+    for words, code, message in (
+        (["eval"], 2, "Give --run DIR, or --model M"),
+        (["eval", "--run", run, "--model", "mlp"], 2, "not both"),
+        (["eval", "--model", "mlp"], 2, "Give --data"),
+        (["eval", "--run", run, "--data", others], 23, "has the classes a, b; the model was trained on cat, dog"),
+        (["eval", "--run", run, "--board", f"recorded:{tmp_path}/none.json"], 2, "no recorded table"),
+        (["predict", "--run", run, tmp_path / "no.jpg"], 23, "no.jpg"),
+        (["predict", "--run", run, tmp_path / "none.jpg"], 23, "is not a file"),
+        (["predict", "--run", tmp_path / "bare", "x.jpg"], 2, "is no training run"),
+        (["export", "--onnx", "x.onnx"], 2, "Give --run DIR, or --weights FILE"),
+        (["export", "--weights", run / "weights.safetensors", "--onnx", "x.onnx"], 2, "Give --model M"),
+        (["export", "--run", run], 2, "one of the arguments --onnx --safetensors is required"),
+        (["export", "--run", run, "--onnx", "x.onnx"], 13, "does not fit mlp: missing"),
+    ):
+        got = main([*map(str, words)])
+        out, err = capsys.readouterr()
+        assert got == code and message in err and err.count("\n") == 1, (words, err)
+    assert not (tmp_path / "x.onnx").exists()
+    (run / "weights.safetensors").unlink()
+    assert main(["predict", "--run", str(run), "x.jpg"]) == 2
+    assert "has no weights yet" in capsys.readouterr().err
+    (run / "options.json").write_text("{}")
+    (run / "weights.safetensors").write_bytes(b"")
+    assert main(["export", "--run", str(run), "--onnx", "x.onnx"]) == 14
+    assert "was not written by this version" in capsys.readouterr().err
+
+
+def test_a_model_file_that_changed_is_not_exported_into(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.onnx_graphs import Sketch
+
+    def own(seed: int) -> Path:
+        s = Sketch(["n", 1, 8, 8], seed=seed)
+        x = s.node("Gemm", s.node("Flatten", "x", axis=1), s.weight(2, 64), s.weight(2), transB=1)
+        return s.save(tmp_path / "own.onnx", x)
+
+    run = tmp_path / "own-run"
+    assert train(capsys, "--model", own(0), "--data", data, "--out", run)[0] == 0
+    assert "--weights" in calls(tmp_path)[-1], "a file's own weights are sent"
+    own(1)
+    assert main(["export", "--run", str(run), "--onnx", "x.onnx"]) == 2
+    assert "has changed since it was trained" in capsys.readouterr().err

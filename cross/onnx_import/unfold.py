@@ -24,9 +24,9 @@ def unfold_batch_norm(model: Model, samples: Array) -> Model:
 
     A model without any batch norm also gets one behind convolutions without a bias: exporters leave a bias of zeros out.
     One pass over the samples gives each convolution's mean m and variance v a channel; scale = sqrt(v + eps) and
-    shift = m + bias undo the normalisation. Where the model's output does not depend on its input (an untrained network in
-    inference mode, whose signal has died out), batch norms of what is too small to be normalised start afresh. Raises UsageError for samples of another shape, UnsupportedModelError where
-    no convolution gets one.
+    shift = m + bias undo the normalisation. Where the model's output does not depend on its input (an untrained network
+    in inference mode, whose signal has died out), batch norms of what is too small to be normalised start afresh.
+    Raises UsageError for samples of another shape, UnsupportedModelError where no convolution gets one.
     """
     if samples.ndim != len(model.input_shape) + 1 or samples.shape[1:] != model.input_shape or not len(samples):
         raise UsageError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cross.errors import INTERRUPTED, CompatibilityError, CorruptInputError
+from cross.errors import INTERRUPTED, CompatibilityError, CorruptInputError, LinkLostError
 from host_control.boards import DeployedBoard
 from host_control.boards.bench import check_exit
 from host_control.data import PackedDataSet
@@ -51,12 +51,13 @@ class BoardRun:
                 if event.get("event") == "result":
                     results.append(event)
 
-        outcome = self.board.follow_program(self._arguments(folder), on_line)
+        again = f"Go on with the same command and --out {shlex.quote(str(out))} --resume."
+        try:
+            outcome = self.board.follow_program(self._arguments(folder), on_line)
+        except LinkLostError as error:
+            raise LinkLostError(f"{error} The program there ends and saves where it was. {again}") from error
         if outcome.exit_code == INTERRUPTED:
-            raise KeyboardInterrupt(
-                f"interrupted; {self.board.name} has saved where it was. Go on with the same command and "
-                f"--out {shlex.quote(str(out))} --resume."
-            )
+            raise KeyboardInterrupt(f"interrupted; {self.board.name} has saved where it was. {again}")
         check_exit(outcome, f"training on {self.board.name}")
         if not results:
             raise CompatibilityError(

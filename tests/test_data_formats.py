@@ -263,6 +263,7 @@ _BROKEN: dict[str, tuple[dict[str, bytes], str, str]] = {
     "csv negative": ({"a.csv": b"1.png,-1\n2.png,1\n"}, "a.csv", "labels from -1"),
     "csv huge label": ({"a.csv": b"1.png,0\n2.png,99999999\n"}, "a.csv", "to 99999999"),
     "csv empty": ({"a.csv": b"\n"}, "a.csv", "is empty"),
+    "parquet of another name": ({"a.dat": b"PAR1"}, "", "Name it a.parquet"),
     "not there": ({}, "nothing", "is not there"),
 }
 

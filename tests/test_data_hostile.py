@@ -179,6 +179,7 @@ def packed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack(read_data_set(source, _WHOLE), folder / "packed", _WHOLE).data.folder
 
 
+@pytest.mark.faults
 def test_every_flipped_bit_of_a_packed_file_is_found(packed_folder: Path, tmp_path: Path) -> None:
     good = (packed_folder / "train.safetensors").read_bytes()
     assert open_packed(packed_folder).train.samples == 6
@@ -190,6 +191,7 @@ def test_every_flipped_bit_of_a_packed_file_is_found(packed_folder: Path, tmp_pa
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.faults
 def test_every_cut_of_a_packed_file_is_found(packed_folder: Path, tmp_path: Path) -> None:
     good = (packed_folder / "train.safetensors").read_bytes()
     for end in range(0, len(good), 7):

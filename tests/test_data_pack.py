@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import struct
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +21,24 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from cross.errors import CorruptInputError, DataError, UsageError
-from host_control.data import DataSet, PackOptions, Split, decode_images, open_packed, pack, packed_for, read_data_set
-from host_control.data.pack import mean_and_std
+from host_control.data import (
+    DataSet,
+    PackOptions,
+    Split,
+    decode_images,
+    open_packed,
+    pack,
+    packed_for,
+    read_data_set,
+)
 from host_control.data.packed import metadata_sha256
+from host_control.data.packing import mean_and_std
 from host_control.data.read import held_out
 from tests import data_files as df
 
 X, Y = df.random_images(30, (3, 6, 5)), np.arange(30) % 3
 _WHOLE = PackOptions(val_split=0)
+_ROOT = Path(__file__).resolve().parent.parent
 
 
 def _source(root: Path, x: df.Pixels = X) -> Path:
@@ -216,17 +227,22 @@ def test_nothing_is_left_where_packing_stops(error: BaseException, at: int, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_killed_run_leaves_nothing_after_the_next(tmp_path: Path) -> None:
+def _first_mixture(source: Path, out: Path, *flags: str) -> str:
+    """What tests/killed_packing.py says; it forks, so it is a process without threads."""
+    command = [sys.executable, "-m", "tests.killed_packing", str(source), str(out), *flags]
+    run = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+@pytest.mark.faults
+def test_a_killed_run_leaves_all_or_nothing_and_the_next_one_cleans_up(tmp_path: Path) -> None:
     source = _source(tmp_path / "a")
-    if (child := os.fork()) == 0:
-        # As kill -9 does: no handler runs.
-        data = read_data_set(source, _WHOLE)
-        split = Split(data.train.labels, lambda i: os._exit(9) if i == 20 else data.train.sample(i), data.train.name)  # type: ignore[func-returns-value]
-        pack(DataSet("test", "a", "images", data.classes, split), tmp_path / "out", _WHOLE)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    assert len(list(tmp_path.glob(".out.*.part"))) == 1 and not (tmp_path / "out").exists()
-    _pack(source, tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "out"]
+    assert _first_mixture(source, tmp_path / "out") == "none of 37"
+    # What the killed ones left is gone: the last, which was not killed, removed it.
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
+    # The harness finds a writer that works in place.
+    assert _first_mixture(source, tmp_path / "out", "--in-place").startswith("point ")
 
 
 def test_what_is_there_already_is_not_overwritten(tmp_path: Path) -> None:

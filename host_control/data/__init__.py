@@ -10,8 +10,8 @@ decode_images(paths, options)   uint8 [N,C,H,W] single images, prepared as the p
 from host_control.data.cache import packed_for
 from host_control.data.data_set import DataSet, PackOptions, Split
 from host_control.data.images import decode_images
-from host_control.data.pack import Packed, pack
 from host_control.data.packed import PackedDataSet, PackedSplit, open_packed
+from host_control.data.packing import Packed, pack
 from host_control.data.read import read_data_set
 
 __all__ = [

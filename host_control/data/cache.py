@@ -14,8 +14,8 @@ from pathlib import Path
 from cross.errors import CorruptInputError, UsageError
 from host_control.data import csv_table
 from host_control.data.data_set import PackOptions
-from host_control.data.pack import Packed, Report, content_key, pack
 from host_control.data.packed import FORMAT, is_packed, open_packed
+from host_control.data.packing import Packed, Report, content_key, pack
 from host_control.data.read import find_source, read_data_set
 from host_control.data.tree import file_stamp
 

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from cross.errors import CorruptInputError, LinkLostError
-from host_control.data.pack import Report
+from host_control.data.packing import Report
 
 _ANSWER_S = 20.0
 """Longest silence of a server."""

@@ -68,7 +68,10 @@ def _read(path: Path, options: PackOptions) -> DataSet:
     if magic[:2] == b"PK":
         return npz.read(path) if npz.is_npz(path) else _read_tree(open_tree(path), options)
     if magic == b"PAR1":
-        return _read_tree(Tree(path.parent, (path.name,), ()), options)
+        found = parquet.read(Tree(path.parent, (path.name,), ()))
+        if found is None:
+            raise DataError(f"{path} is a parquet file by its contents. Name it {path.stem}.parquet.")
+        return found
     if path.suffix.lower() in csv_table.SUFFIXES:
         return csv_table.read(path)
     if text.looks_like_text(path):

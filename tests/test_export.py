@@ -275,3 +275,37 @@ def test_an_untrained_export_whose_signal_died_out_gets_fresh_batch_norms(tmp_pa
     assert "batch norms start afresh" in woken.metadata["notes"][-1]
     last = [name for name in woken.parameters if name.endswith("batch_norm.weight")][-1]
     assert (woken.parameters[last] == 1).all()
+
+
+@pytest.mark.needs("onnxruntime")
+def test_a_zoo_transformer_becomes_a_fresh_file(tmp_path: Path) -> None:
+    model = trained(load_model("chartransformer", input_shape=(8,), classes=11))
+    export_model(model, "chartransformer", tmp_path / "out.onnx", {})
+    tokens = np.random.default_rng(3).integers(0, 11, (2, 8))
+    proto = onnx.load(str(tmp_path / "out.onnx"))
+    kind = helper.tensor_dtype_to_np_dtype(proto.graph.input[0].type.tensor_type.elem_type)
+    theirs = run_onnxruntime(tmp_path / "out.onnx", tokens.astype(kind))
+    assert_equal_logits(numpy_forward(model, tokens.astype(np.uint8))[model.output], theirs)
+
+
+@pytest.mark.needs("onnxruntime")
+def test_a_table_of_tokens_that_is_also_the_classifier(tmp_path: Path) -> None:
+    """Stored once and turned, stored twice as exporters do, or once for both with a reader that is not ours."""
+    table = np.random.default_rng(0).standard_normal((7, 5)).astype(np.float32)
+    for twice in (False, True):
+        s = Sketch(["n", 4])
+        s.inputs[0].type.tensor_type.elem_type = TensorProto.INT64
+        stored = s.stored(table, "table")
+        x = s.node("Gather", stored, "x")
+        x = s.node("Add", x, s.node("Relu", s.node("MatMul", x, s.weight(5, 5))))
+        head = s.stored(np.ascontiguousarray(table.T), "head") if twice else s.node("Transpose", stored, perm=[1, 0])
+        source = s.save(tmp_path / "tied.onnx", s.node("MatMul", x, head))
+        model = trained(load_model(source))
+        assert len(model.parameters) == 2
+        out = tmp_path / f"out{twice}.onnx"
+        export_model(model, source, out, {})
+        tokens = np.random.default_rng(3).integers(0, 7, (2, 4))
+        assert_equal_logits(
+            numpy_forward(model, tokens.astype(np.uint8))[model.output], run_onnxruntime(out, tokens.astype(np.int64))
+        )
+        assert {t.name for t in onnx.load(str(out)).graph.initializer} >= {"table"} | ({"head"} if twice else set())

@@ -5,6 +5,8 @@ Against PyTorch in float64; kernels run through TVM's JIT.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,14 @@ import pytest
 
 from cross.graph import BATCH, Block, Model, Node, TensorType
 from cross.kernels.embedding import EmbeddingSpec, embedding, embedding_gradient
+from cross.load_model import load_model
 from cross.rules.context import gradient_name
 from cross.target import find_target
+from device_runtime import DeviceError, Trainer, load_library
+from tests.host import host_target
 from tests.kernel_tensors import HOST, compile_kernel
 from tests.run_program import Array, lower_model, run_program
+from tests.small_models import SMALL_TRANSFORMER, source_of
 
 torch = pytest.importorskip("torch")
 functional = torch.nn.functional
@@ -160,3 +166,50 @@ def test_a_token_out_of_range_reads_inside_the_table() -> None:
     tokens = tvm.runtime.tensor(np.int32([[-5, 2, 99]]))
     compile_kernel(embedding(spec, find_target("x86-64-avx2")))["embedding"](tokens, tvm.runtime.tensor(w), out)
     np.testing.assert_array_equal(out.numpy()[0], w[[0, 2, 3]])
+
+
+def test_a_token_or_label_out_of_range_is_refused(built: Callable[..., Path]) -> None:
+    library = load_library(built(source_of(SMALL_TRANSFORMER), host_target(), input_shape=None) / "libtaste.so")
+    windows = np.zeros((2, *library.input_shape), "int32")
+    wrong = windows.copy()
+    wrong[1, 3] = 96
+    with Trainer(library, batch_size=2) as trainer:
+        with pytest.raises(DeviceError, match=r"token 27 of the batch is 96: .* knows 0 to 95"):
+            trainer.gradients(wrong, windows)
+        with pytest.raises(DeviceError, match="has label 96"):
+            trainer.gradients(windows, wrong)
+        assert np.isfinite(trainer.gradients(windows, windows).loss)
+
+
+@pytest.mark.needs("data")
+@pytest.mark.parametrize("name", [SMALL_TRANSFORMER, pytest.param("chartransformer", marks=pytest.mark.acceptance)])
+def test_text_trains_as_in_pytorch(name: str, built: Callable[..., Path], data: Path) -> None:
+    """Six steps of AdamW on windows of tinyshakespeare: every loss within 1e-4 of PyTorch's, and falling."""
+    from tests.torch_zoo import torch_like
+
+    source, batch, steps = source_of(name), 8, 6
+    library = load_library(built(source, host_target(), input_shape=None) / "libtaste.so")
+    model = load_model(source, init="seeded", seed=0)
+    text = (data / "tinyshakespeare.txt").read_text(encoding="utf-8")
+    codes = {character: code for code, character in enumerate(sorted(set(text)))}
+    ids = np.array([codes[c] for c in text], "int32")
+    length = model.input_shape[0]
+    firsts = np.random.default_rng(0).integers(0, len(ids) - length - 1, (steps, batch))
+    windows = ids[firsts[..., None] + np.arange(length + 1)]
+    module = torch_like(model, name)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, weight_decay=0.01)
+    losses = []
+    with Trainer(library, batch_size=batch, slots=2) as trainer:
+        for tensor, values in model.parameters.items():
+            trainer.write_parameter(tensor, values)
+        for window in windows:
+            x, y = np.ascontiguousarray(window[:, :-1]), np.ascontiguousarray(window[:, 1:])
+            step = trainer.step(x, y, learning_rate=1e-3, optimizer="adamw", weight_decay=0.01)
+            logits = module(torch.from_numpy(x)).flatten(0, 1)
+            loss = functional.cross_entropy(logits, torch.from_numpy(y).long().flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append((step.loss, float(loss.detach())))
+    assert all(abs(ours - theirs) <= 1e-4 * theirs for ours, theirs in losses)
+    assert losses[-1][0] < losses[0][0]

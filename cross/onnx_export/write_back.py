@@ -46,18 +46,24 @@ class WeightStore:
 
         Where something else reads the same tensor too, that keeps its value: ours becomes an initializer of its own.
         """
-        readers = {reader for each in (origin, *origin.others) for reader in each.readers}
-        if self._replaceable(origin.tensor) and self._read_only_by(origin.tensor, readers):
-            self._store(origin.tensor, undo(array, origin.steps, resized))
-            return
-        for each in (origin, *origin.others):
-            fresh = self._unique(name)
-            self._add(fresh, undo(array, each.steps[each.folded :], resized))
-            for output, index in each.readers:
-                node = self.makers[output]
-                old, node.input[index] = node.input[index], fresh
-                self._forget(old, (output, index))
-                self._reads(fresh, (output, index))
+        for tensor in dict.fromkeys(each.tensor for each in (origin, *origin.others)):
+            same = [each for each in (origin, *origin.others) if each.tensor == tensor]
+            readers = {reader for each in same for reader in each.readers}
+            if self._replaceable(tensor) and self._read_only_by(tensor, readers):
+                self._store(tensor, undo(array, same[0].steps, resized))
+                continue
+            for each in same:
+                self._give_own(name, undo(array, each.steps[each.folded :], resized), each)
+
+    def _give_own(self, name: str, array: Array, origin: Origin) -> None:
+        """Let the readers of `origin` read a new initializer."""
+        fresh = self._unique(name)
+        self._add(fresh, array)
+        for output, index in origin.readers:
+            node = self.makers[output]
+            old, node.input[index] = node.input[index], fresh
+            self._forget(old, (output, index))
+            self._reads(fresh, (output, index))
 
     def add_bias(self, weight: Origin, name: str, bias: Array) -> None:
         """Give the convolution that reads `weight` the bias [C] that the file left out."""

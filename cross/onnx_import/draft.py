@@ -50,21 +50,24 @@ class Draft:
         return candidate
 
     def parameter(self, name: str, array: Array, layout: str, origin: Origin, *, tie: bool = False) -> str:
-        """Add a trainable tensor. With `tie`, the same array under the same name is one tensor used twice: also a table
-        of tokens that ends the model as its classifier."""
+        """Add a trainable tensor. With `tie`, the same array under the same name is one tensor used twice."""
         known = self.parameters.get(name)
-        if tie and known is not None and np.array_equal(known, array):
-            first = self.origins[name]
-            if first.steps == origin.steps:
-                self.origins[name] = replace(first, readers=first.readers + origin.readers)
-            else:
-                self.origins[name] = replace(first, others=(*first.others, origin))
+        if tie and known is not None and self.layouts[name] == layout and np.array_equal(known, array):
+            self.tie(name, origin)
             return name
         name = self._add(name, array)
         self.parameters[name] = array
         self.layouts[name] = layout
         self.origins[name] = origin
         return name
+
+    def tie(self, name: str, origin: Origin) -> None:
+        """Note that the file reads the parameter `name` once more, as `origin` says."""
+        first = self.origins[name]
+        if first.steps == origin.steps:
+            self.origins[name] = replace(first, readers=first.readers + origin.readers)
+        else:
+            self.origins[name] = replace(first, others=(*first.others, origin))
 
     def state(self, name: str, array: Array, origin: Origin) -> str:
         """Add a running statistic."""

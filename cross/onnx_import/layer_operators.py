@@ -69,8 +69,20 @@ def _dense(o: Operator, x: str, *, stored_transposed: bool) -> str:
     if weight.ndim != 2:
         raise NotConvertible(f"product with a stored tensor of {weight.ndim} dimensions")
     layout = "kn" if stored_transposed else "mk"
+    if stored_transposed and (table := _table_of(o, weight.T)):
+        o.tie(table, 1, weight.T, layout)
+        return o.emit("dense", x, table)
     w = o.parameter(1, weight.T if stored_transposed else weight, layout, tie=True)
     return o.emit("dense", x, w)
+
+
+def _table_of(o: Operator, weight: Array) -> str:
+    """The table of tokens that the classifier shares (exporters store it a second time, transposed), or ''. Weights that
+    are one number throughout, as a file without values has them, tell nothing."""
+    if not weight.size or weight.min() == weight.max():
+        return ""
+    tables = (n for n, layout in o.draft.layouts.items() if layout == "vc" and n in o.draft.parameters)
+    return next((n for n in tables if np.array_equal(o.draft.parameters[n], weight)), "")
 
 
 def batch_norm(o: Operator) -> str:

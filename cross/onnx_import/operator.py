@@ -74,6 +74,10 @@ class Operator:
         """The stored input `index` as a trainable tensor; `array` is its value, reshaped, or transposed ('kn')."""
         return self.draft.parameter(self.origin(index), array, layout, self._provenance(index, array, layout), tie=tie)
 
+    def tie(self, name: str, index: int, array: Array, layout: str) -> None:
+        """The stored input `index` is the parameter `name`, which something else reads too."""
+        self.draft.tie(name, self._provenance(index, array, layout))
+
     def state(self, index: int, array: Array) -> str:
         """The stored input `index` as a running statistic."""
         return self.draft.state(self.origin(index), array, self._provenance(index, array, "c"))

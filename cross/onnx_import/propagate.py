@@ -19,6 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 from cross.errors import CorruptInputError, UnsupportedModelError
 from cross.graph import BATCH, Origin, Shape
+from cross.onnx_import.heads import unmerge_heads
 from cross.onnx_import.source import SourceGraph, display_name, single_precision
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -115,6 +116,7 @@ def propagate(source: SourceGraph, sample_shape: Shape, origins: Mapping[str, Or
     nodes = tuple(
         node for node in source.nodes if not all(o in first.values and o in second.values for o in node.output if o)
     )
+    nodes = unmerge_heads(nodes, source.output, [lambda name, r=r: _dims(r.types.get(name)) for r in (first, second)])
     values = {**source.constants, **_common_values(first.values, second.values)}
     used = {source.output}.union(*(node.input for node in nodes))
     shapes: dict[str, Shape] = {source.input: (BATCH, *sample_shape)}

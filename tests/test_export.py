@@ -274,7 +274,7 @@ def test_an_untrained_export_whose_signal_died_out_gets_fresh_batch_norms(tmp_pa
     woken = unfold_batch_norm(model, samples)
     assert "batch norms start afresh" in woken.metadata["notes"][-1]
     last = [name for name in woken.parameters if name.endswith("batch_norm.weight")][-1]
-    assert (woken.parameters[last] == 1).all()
+    assert (woken.parameters[last] == 1).all() and woken.metadata["untrained"]
 
 
 @pytest.mark.needs("onnxruntime")

@@ -102,6 +102,7 @@ class _Unfolded:
         model, starts = self.model, [*self.starts, len(self.nodes)]
         metadata = {**model.metadata, "folded_batch_norm": False, "unfolded_batch_norm": self.entries}
         metadata["notes"] = [note for note in model.metadata.get("notes", ()) if "no batch norm" not in note]
+        metadata["untrained"] = bool(fresh)
         if fresh:
             count = len(fresh) // 4
             metadata["notes"].append(

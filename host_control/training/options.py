@@ -198,7 +198,8 @@ def default_recipe_of(args: argparse.Namespace, model: Model, effective: int) ->
     """The defaults for this model and where its weights come from."""
     from cross.zoo import ZOO
 
-    trained = args.weights is not None or (args.model not in ZOO and args.init == "file")
+    from_file = args.weights is not None or (args.model not in ZOO and args.init == "file")
+    trained = from_file and not model.metadata.get("untrained", False)
     return recipe.default_recipe(model, trained=trained, effective_batch=effective)
 
 

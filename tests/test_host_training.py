@@ -274,3 +274,34 @@ def test_a_model_file_that_changed_is_not_exported_into(
     own(1)
     assert main(["export", "--run", str(run), "--onnx", "x.onnx"]) == 2
     assert "has changed since it was trained" in capsys.readouterr().err
+
+
+def test_without_a_study_one_is_run_and_the_next_run_finds_it(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from host_control.board import Counters, OperatingPoint
+    from host_control.boards import DeployedBoard
+
+    measured: list[int] = []
+    tainted = True
+
+    def measure(self: DeployedBoard, point: OperatingPoint) -> Counters:
+        measured.append(point.batch_size)
+        speed = 100.0 - abs(point.batch_size - 4)
+        return Counters(point.batch_size, speed, 0.001, 1, 1, 1, 1, 1, 0, False, tainted, "heat" if tainted else None)
+
+    monkeypatch.setattr(DeployedBoard, "measure", measure)
+    monkeypatch.setattr("host_control.study_loop.time.sleep", lambda _: None)
+    words = ("--data", data, "--batch-size", "auto", "--out")
+    code, lines, err = train(capsys, *words, tmp_path / "one")
+    assert (code, err) == (0, ""), "a busy board trains, and is measured again next time"
+    assert lines[-1]["batch_size"] in (2, 4, 6) and max(measured) == 10
+    tainted, first = False, len(measured)
+    assert train(capsys, *words, tmp_path / "two")[0] == 0 and len(measured) > first
+    second = len(measured)
+    code, lines, _ = train(capsys, *words, tmp_path / "three")
+    assert code == 0 and len(measured) == second
+    options = json.loads((tmp_path / "three" / "options.json").read_text())
+    assert (
+        options["batch_size_from"].startswith("runs/") and options["options"]["batch_size"] == lines[-1]["batch_size"]
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cross.errors import UsageError
+from cross.errors import UnstableError, UsageError
 from host_control.console import Console, duration
 from host_control.preparation import Built
 from host_control.run_folder import RUNS, RunFolder, default_folder
@@ -84,10 +84,16 @@ def _run_study(args: argparse.Namespace, board: DeployedBoard, built: Built, lar
     }
     settings = argparse.Namespace(**{**vars(args), **own})
     with RunFolder(default_folder(f"{Path(args.model).stem}-tune", args.board)) as folder:
-        report = StudyRun(settings, folder, board, built, console).search()
-        # Short of its budget a study still says which of the sizes it measured was best.
-        folder.write_json(STUDY_RECORD, study_identity(settings) | {"complete": True})
-        return Choice(report.selection.bs_opt, str(folder.path))
+        try:
+            StudyRun(settings, folder, board, built, console).search()
+        except UnstableError as error:
+            # A busy board still trains; the study is not complete, so that the next run measures again.
+            console.line(f"warning: {error} This run goes on with the best of what was measured.")
+        else:
+            # Short of its time a study still says which of the sizes it measured was best.
+            folder.write_json(STUDY_RECORD, study_identity(settings) | {"complete": True})
+        result = folder.read_json("result.json") or {}
+        return Choice(int(result["bs_opt"]), str(folder.path))
 
 
 def _read(file: Path) -> dict[str, Any]:

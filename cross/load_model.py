@@ -65,9 +65,7 @@ def load_model(
         raise UsageError(f"{classes} classes. Give 1 or more.")
     name = str(source)
     if name in ZOO:
-        zoo = ZOO[name]
-        proto = zoo.build(shape or zoo.default_shape, classes or zoo.default_classes)
-        model = _import(proto, name, shape, classes, input_name, output_name, "seeded", seed, from_zoo=True)
+        model = _from_zoo(name, shape, classes, input_name, output_name, seed)
     else:
         path = Path(source)
         if not path.exists():
@@ -81,6 +79,27 @@ def load_model(
             reason = one_line((str(error) or type(error).__name__).strip().splitlines()[0].rstrip("."))
             raise CorruptInputError(f"{path} is not a valid ONNX model: {reason}. Export it again.") from error
     return model if unfold_batch_norm is None else unfold(model, unfold_batch_norm)
+
+
+def _from_zoo(
+    name: str, shape: Shape | None, classes: int | None, input_name: str | None, output_name: str | None, seed: int
+) -> Model:
+    zoo = ZOO[name]
+    if shape is not None and len(shape) != len(zoo.default_shape) and not zoo.any_rank:
+        example = ",".join(map(str, zoo.default_shape))
+        raise UsageError(f"input shape {','.join(map(str, shape))}: {name} takes samples like {example}.")
+    shape = shape or zoo.default_shape
+    proto = zoo.build(shape, classes or zoo.default_classes)
+    try:
+        return _import(proto, name, shape, classes, input_name, output_name, "seeded", seed, from_zoo=True)
+    except UnsupportedModelError as error:
+        refused, _, reason = str(error).partition("cannot be trained: ")
+        if refused or not reason:
+            raise
+        size = ",".join(map(str, shape))
+        raise UsageError(
+            f"{name} cannot take samples of {size}: {reason.partition('. ')[0]}. Give larger ones."
+        ) from error
 
 
 def _import(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,8 +46,10 @@ def test_chartransformer_takes_windows_of_characters() -> None:
     assert model.tensors[model.output].shape == (BATCH, 64, 96)
     names = [block.name for block in model.blocks]
     assert names == ["tok", *(f"layers.{i}/{part}" for i in range(6) for part in ("attn", "mlp")), "head"]
-    with pytest.raises(UsageError, match="windows"):
+    with pytest.raises(UsageError, match="like 64"):
         load_model("chartransformer", input_shape=(3, 32, 32))
+    with pytest.raises(UsageError, match="like 3,32,32"):
+        load_model("resnet20", input_shape=(64,))
 
 
 @pytest.mark.parametrize(
@@ -87,6 +91,14 @@ def test_no_edge_skips_a_block(name: str) -> None:
         previous = block.output
     assert model.blocks[0].first_node == 0 and model.blocks[-1].end_node == len(model.nodes)
     assert previous == model.output
+
+
+@pytest.mark.parametrize(("name", "shape"), [("vgg16", (3, 16, 16)), ("squeezenet", (3, 2, 2))])
+def test_samples_too_small_for_the_pools_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(
+        UsageError, match=f"{name} cannot take samples of {shape[0]},{shape[1]},{shape[2]}: .* does not fit"
+    ):
+        load_model(name, input_shape=shape)
 
 
 def test_unknown_name_lists_the_zoo() -> None:
@@ -181,3 +193,28 @@ def test_bounds_are_those_of_pytorch(name: str) -> None:
             assert abs(float(value.std()) - init.scale / np.sqrt(3)) < 0.05
         else:
             assert 0.5 * init.scale < largest <= init.scale
+
+
+@pytest.mark.needs("torch", "data")
+def test_trained_weights_of_resnet20_fit_by_name(data: Path) -> None:
+    """The usual implementation's file: every name after `module.`, and most of 100 test images classified right."""
+    import torch
+
+    stored = torch.load(data / "resnet_cifar10" / "resnet20-12fca82f.th", weights_only=True, map_location="cpu")
+    trained = {
+        name.removeprefix("module."): value.numpy()
+        for name, value in stored["state_dict"].items()
+        if not name.endswith("num_batches_tracked")
+    }
+    model = load_model("resnet20")
+    assert trained.keys() == {*model.parameters, *model.states}
+    fitted = replace(
+        model,
+        parameters={n: trained[n].reshape(a.shape) for n, a in model.parameters.items()},
+        states={n: trained[n] for n in model.states},
+    )
+    rows = np.fromfile(data / "cifar-10-batches-bin" / "test_batch.bin", np.uint8, 100 * 3073).reshape(100, 3073)
+    images = rows[:, 1:].reshape(100, 3, 32, 32) / np.float32(255)
+    mean, std = (np.float32(v).reshape(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    logits = numpy_forward(fitted, (images - mean) / std)[model.output]
+    assert (logits.argmax(1) == rows[:, 0]).mean() >= 0.85

@@ -150,7 +150,10 @@ def _pool(o: Operator, op: str, extra: dict[str, Any]) -> str:
 
 
 def _overhang(extent: int, kernel: int, stride: int, before: int, after: int) -> int:
-    windows = pooled(extent, kernel, stride, before, after, ceil=True)
+    try:
+        windows = pooled(extent, kernel, stride, before, after, ceil=True)
+    except ValueError as error:
+        raise NotConvertible(str(error)) from error
     return max(0, (windows - 1) * stride + kernel - (extent + before + after))
 
 

@@ -60,6 +60,10 @@ class _Run:
     types: dict[str, TypeProto]
     values: dict[str, Array]
 
+    def dims(self, name: str) -> tuple[int, ...] | None:
+        """Shape of a tensor that is not stored, None where it is not known."""
+        return _dims(self.types.get(name))
+
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -116,7 +120,7 @@ def propagate(source: SourceGraph, sample_shape: Shape, origins: Mapping[str, Or
     nodes = tuple(
         node for node in source.nodes if not all(o in first.values and o in second.values for o in node.output if o)
     )
-    nodes = unmerge_heads(nodes, source.output, [lambda name, r=r: _dims(r.types.get(name)) for r in (first, second)])
+    nodes = unmerge_heads(nodes, source.output, (first.dims, second.dims))
     values = {**source.constants, **_common_values(first.values, second.values)}
     used = {source.output}.union(*(node.input for node in nodes))
     shapes: dict[str, Shape] = {source.input: (BATCH, *sample_shape)}

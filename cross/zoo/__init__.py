@@ -29,6 +29,8 @@ class ZooModel:
     build: Callable[[Sequence[int], int], onnx.ModelProto]
     default_shape: Shape = (3, 32, 32)
     default_classes: int = 10
+    any_rank: bool = False
+    """Whether samples may have another number of dimensions than `default_shape`."""
 
 
 ZOO: Mapping[str, ZooModel] = {
@@ -43,5 +45,5 @@ ZOO: Mapping[str, ZooModel] = {
     "squeezenet": ZooModel(squeezenet.build),
     "efficientvit-m1": ZooModel(efficientvit.build_m1),
     "chartransformer": ZooModel(chartransformer.build, (64,), 96),
-    "mlp": ZooModel(mlp.build),
+    "mlp": ZooModel(mlp.build, any_rank=True),
 }

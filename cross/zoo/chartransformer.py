@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from cross.errors import UsageError
 from cross.zoo.graph_builder import GraphBuilder
 
 LAYERS, WIDTH, HEADS = 6, 256, 8
@@ -24,10 +23,6 @@ def build(input_shape: Sequence[int], classes: int) -> onnx.ModelProto:
 
 def build_sized(input_shape: Sequence[int], classes: int, layers: int, width: int, heads: int) -> onnx.ModelProto:
     """The same with another depth and width; `heads` divides `width`."""
-    if len(input_shape) != 1:
-        raise UsageError(
-            f"input shape {','.join(map(str, input_shape))}: chartransformer takes windows of T characters."
-        )
     (length,) = input_shape
     g = GraphBuilder(input_shape, tokens=True)
     x = g.plus_parameter(g.embedding(g.input, "tok", classes, width), "pos", (length, width))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
         _check_source(trained)
     else:
         wanted = args
-    model = import_model(wanted, console)
+    # What import says of the file was said when it was trained.
+    model = import_model(wanted, Console(json_lines=True, stream=io.StringIO()))
     properties = _properties(trained, model)
     files, size, tensors = _write(args, model, str(wanted.model), properties)
     fields: dict[str, Any] = {

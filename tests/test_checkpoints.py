@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.native_builds import ARM, CLASSES, HOST, RISCV, Toolchain, refuse, run, succeed
+from tests.native_builds import ADDRESS, ARM, CLASSES, FUZZER, HOST, RISCV, THREAD, Toolchain, refuse, run, succeed
 from tests.packed_data import pack
 
 Build = Callable[..., Path]
@@ -177,7 +177,40 @@ def test_promises_of_the_disk(build: Build, tmp_path: Path, mode: str) -> None:
         assert result.returncode == code, result.stdout[-2000:]
 
 
+@pytest.mark.faults
+@pytest.mark.needs("clang")
+@pytest.mark.parametrize("what", ["fuzz-checkpoint -DTASTE_PLANT_SKIP_HASH", "fuzz-samples"])
+def test_no_bytes_upset_the_readers(build: Build, packed: Path, tmp_path: Path, what: str) -> None:
+    """A million files grown from whole ones, a checkpoint and two data sets."""
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    if what == "fuzz-samples":
+        x, y = np.zeros((2, 2, 4, 5), np.uint8), np.zeros(2, np.int32)
+        pack(corpus / "hashed", x, y)
+        save_file({"x": x, "y": y}, corpus / "plain", metadata={"mean": "[0.5, 0.5]", "std": "[1, 1]"})
+    else:
+        windows = pack(tmp_path / "text", np.zeros((2, 6), np.uint8), np.zeros((2, 6), np.uint8))
+        run_once = ("train", "--samples", windows, "--batch-size", 1, "--steps", 2, "--lr", 0.1)
+        succeed(build(HOST, "taste-train-text"), *run_once, "--checkpoint", tmp_path / "run")
+        (tmp_path / "run/checkpoint-0.safetensors").rename(corpus / "whole")
+    command = [str(build(FUZZER, what)), "-runs=1000000", "-max_len=1500", "-seed=1", "-verbosity=0", str(corpus)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
 # What a run in a folder does and refuses.
+
+
+@pytest.mark.needs("clang")
+@pytest.mark.parametrize("toolchain", [ADDRESS, THREAD], ids=lambda t: t.name)
+def test_a_run_under_sanitizers(build: Build, toolchain: Toolchain, packed: Path, tmp_path: Path) -> None:
+    """With the reading thread, evaluation, checkpoints and a resume."""
+    program = build(toolchain, "taste-train")
+    base = train(packed, 12, "--test", packed, "--eval-every", 1, "--checkpoint", tmp_path / "run", "--threads", 2)
+    done = succeed(program, *base, "--checkpoint-every", "4steps")
+    (tmp_path / "run/checkpoint-1.safetensors").write_bytes(b"x" * 2000)
+    again = run(program, *base, "--resume", "--batch-size", 7)
+    assert (again[0], again[1][-1]["steps"], len(of(done, "eval"))) == (0, 12, 3)
 
 
 def test_another_batch_size_goes_on_with_the_same_samples(program: Path, packed: Path, tmp_path: Path) -> None:
@@ -289,6 +322,19 @@ def test_one_run_a_folder(program: Path, packed: Path, tmp_path: Path) -> None:
         r.terminate()
         r.wait(timeout=60)
     assert sorted(r.returncode for r in runs) == [16, 16, 16, 130]
+
+
+def test_data_that_become_shorter_are_an_error_and_no_signal(program: Path, packed: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.write_bytes(packed.read_bytes())
+    base = train(data, 10**6)
+    with subprocess.Popen([str(program), *base], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while '"step"' not in process.stdout.readline():
+            pass
+        data.write_bytes(b"")
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 14 and "became shorter" in stderr and stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

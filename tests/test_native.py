@@ -31,6 +31,7 @@ from tests.native_builds import (
     run,
     succeed,
 )
+from tests.packed_data import pack
 
 Build = Callable[..., Path]
 Array = np.ndarray[Any, Any]
@@ -101,6 +102,13 @@ def test_runtime_and_program_under_qemu(
     ours, theirs = load_file(tmp_path / "here"), load_file(tmp_path / "there")
     assert all(np.allclose(ours[name], theirs[name], rtol=1e-4, atol=1e-6) for name in ours)
     assert succeed(emulated, "info", emulator=toolchain.emulator)[0]["emulated"] is True
+    draw = np.random.default_rng(1)
+    images, labels = draw.integers(0, 256, (9, 2, 4, 5)).astype(np.uint8), draw.integers(0, CLASSES, 9).astype(np.int32)
+    packed = pack(tmp_path / "packed", images, labels)
+    arguments = ("train", "--samples", packed, "--batch-size", 2, "--epochs", 2, "--lr", 0.01, "--augment", "crop-flip")
+    here, there = succeed(program, *arguments), succeed(emulated, *arguments, emulator=toolchain.emulator)
+    losses = [[e["loss"] for e in events if e["event"] == "step"] for events in (here, there)]
+    assert len(losses[0]) == 10 and losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 # taste-train's verbs.

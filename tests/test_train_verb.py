@@ -161,6 +161,34 @@ def test_small_steps_are_told_at_most_ten_times_a_second(program: Path, packed: 
     assert len(few) <= 110 and sum(e["epoch"] == int(e["epoch"]) for e in few) == 100
 
 
+@pytest.mark.parametrize(("batch", "optimizer"), [(1, "sgd"), (400, "adamw")])
+def test_training_takes_the_memory_that_was_planned(
+    program: Path, packed: Path, tmp_path: Path, batch: int, optimizer: str
+) -> None:
+    """With everything that takes some: reading ahead, accumulation, evaluation, checkpoints, augmentation."""
+    x, y = np.zeros((900, 2, 4, 5), np.uint8), np.zeros(900, np.int32)
+    big = pack(tmp_path / "big", x, y)
+    arguments = (
+        "train",
+        "--samples",
+        big,
+        "--test",
+        big,
+        "--batch-size",
+        batch,
+        "--effective-batch",
+        450,
+        "--lr",
+        0.01,
+    )
+    arguments += ("--epochs", 1, "--optimizer", optimizer, "--augment", "crop-flip", "--threads", 1)
+    events = succeed(program, *arguments, "--checkpoint", tmp_path / "run", "--save", tmp_path / "saved")
+    planned, peak = events[-1]["planned_bytes"], events[-1]["peak_rss_bytes"]
+    assert peak <= 1.01 * planned and planned - peak <= max(0.03 * planned, 2 << 20)
+    sizes = ("--batch-size", batch, "--effective-batch", 450, "--optimizer", optimizer, "--threads", 1)
+    assert succeed(program, "info", *sizes)[0]["planned_bytes"] == planned == events[0]["planned_bytes"]
+
+
 def test_label_smoothing_is_that_of_the_definition(
     program: Path, images: tuple[Array, Array], packed: Path, tmp_path: Path
 ) -> None:
@@ -173,6 +201,46 @@ def test_label_smoothing_is_that_of_the_definition(
     plain = [reference_step(exact, normalised(x), np.full(COUNT, c, np.int32))[0] for c in range(CLASSES)]
     truth = reference_step(exact, normalised(x), y)[0]
     assert smooth == pytest.approx(0.8 * truth + 0.2 * np.mean(plain), rel=1e-5)
+
+
+def test_windows_of_text_follow_numpy(build: Callable[..., Path], tmp_path: Path) -> None:
+    """Tokens in, one label a position: the model is a table of logits (tests/native/tables_text.c)."""
+    program = build(HOST, "taste-train-text")
+    draw = np.random.default_rng(6)
+    x = draw.integers(0, 7, (11, 6)).astype(np.uint8)
+    y = ((x * 3 + draw.integers(0, 2, x.shape)) % 7).astype(np.uint8)
+    path = pack(tmp_path / "text", x, y)
+    table = draw.standard_normal((7, 7)).astype(np.float32)
+    save_file({"table": table}, tmp_path / "start")
+    arguments = ("train", "--samples", path, "--test", path, "--weights", tmp_path / "start", "--batch-size", 3)
+    arguments += ("--effective-batch", 4, "--epochs", 2, "--lr", 0.5, "--seed", 1, "--save", tmp_path / "end")
+    events = succeed(program, *arguments)
+    exact = table.astype(np.float64)
+
+    def forward(rows: Array) -> tuple[float, float, Array]:
+        logits = exact[x[rows]]
+        p = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+        truth = np.eye(7)[y[rows]]
+        return -np.log((p * truth).sum(-1)).mean(), (logits.argmax(-1) == y[rows]).mean(), (p - truth) / y[rows].size
+
+    steps = steps_of(events)
+    assert len(steps) == 6
+    for number, step in enumerate(steps):
+        order = keyed_order(1, number // 3, 11)
+        rows = order[number % 3 * 4 : number % 3 * 4 + 4]
+        loss, accuracy, slope = forward(rows)
+        assert (step["loss"], step["accuracy"]) == (pytest.approx(loss, rel=1e-5), pytest.approx(accuracy))
+        np.add.at(exact, x[rows], -0.5 * slope)
+    assert np.allclose(load_file(tmp_path / "end")["table"], exact, rtol=1e-5, atol=1e-6)
+    loss, accuracy, _ = forward(np.arange(11))
+    assert events[-1]["test_loss"] == pytest.approx(loss, rel=1e-5)
+    assert events[-1]["test_accuracy"] == pytest.approx(accuracy)
+    refuse(2, "the loss of text has none", program, *arguments, "--label-smoothing", 0.1)
+    refuse(2, "no packed images", program, *arguments, "--augment", "flip")
+    pack(path, x, np.full_like(y, 7))
+    refuse(2, "has label 7", program, *arguments)
+    pack(path, x, y[:, :5])
+    refuse(13, "y of", program, *arguments)
 
 
 def test_what_training_refuses(program: Path, images: tuple[Array, Array], packed: Path, tmp_path: Path) -> None:

@@ -127,7 +127,9 @@ taste_status samples_open(const char *path, const trainer *trainer, int needs_y,
     }
     out->labels = out->has_y && strcmp(out->y.dtype, "F32") != 0;
     if (out->has_y && (needs_y || out->labels)) status = check_y(out, trainer, path, error);
-    return status == TASTE_STATUS_OK ? check_data(out, trainer, path, error) : status;
+    if (status == TASTE_STATUS_OK) status = check_data(out, trainer, path, error);
+    tensor_file_forget_header(&out->file);
+    return status;
 }
 
 void samples_close(samples *samples) {

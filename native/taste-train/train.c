@@ -4,6 +4,7 @@
 
 #include "error.h"
 #include "json.h"
+#include "memory.h"
 #include "training.h"
 #include "verbs.h"
 
@@ -76,6 +77,8 @@ static void report(const training *run, const char *sha256_text) {
     json_real("test_loss", tally_loss(&run->evaluated));
     json_real("test_accuracy", tally_accuracy(&run->evaluated));
     json_real("samples_per_s", progress_samples_per_s(&run->progress));
+    json_count("planned_bytes", run->t->footprint.planned_bytes);
+    json_count("peak_rss_bytes", memory_peak_bytes());
     json_text("sha256", sha256_text);
     json_end();
 }

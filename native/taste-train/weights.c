@@ -49,10 +49,15 @@ taste_status tensor_file_open(const char *path, tensor_file *out, taste_error *e
     return with_path(path, status, error);
 }
 
-void tensor_file_close(tensor_file *file) {
+void tensor_file_forget_header(tensor_file *file) {
     if (file->mapped != NULL) munmap(file->mapped, file->mapped_bytes);
-    if (file->file >= 0) close(file->file);
     file->mapped = NULL;
+    file->header = NULL;
+}
+
+void tensor_file_close(tensor_file *file) {
+    tensor_file_forget_header(file);
+    if (file->file >= 0) close(file->file);
     file->file = -1;
 }
 

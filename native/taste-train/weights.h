@@ -16,6 +16,9 @@ typedef struct tensor_file {
 taste_status tensor_file_open(const char *path, tensor_file *out, taste_error *error);
 void tensor_file_close(tensor_file *file);
 
+/* Gives the header's memory back; the file stays open to be read at known places. */
+void tensor_file_forget_header(tensor_file *file);
+
 /* The tensor called `name`; 0: there is none. */
 int tensor_file_find(tensor_file *file, const char *name, taste_safetensors_entry *out_entry);
 

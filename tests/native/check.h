@@ -48,5 +48,6 @@ void test_cut_points(void);
 void test_errors(void);
 void test_sessions_side_by_side(void);
 void test_safetensors(void);
+void test_batches(void);
 
 #endif

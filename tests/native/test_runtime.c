@@ -76,6 +76,7 @@ int main(int argc, char **argv) {
     test_errors();
     test_sessions_side_by_side();
     test_safetensors();
+    test_batches();
     if (argc > 1 && strcmp(argv[1], "broken") == 0) CHECK(taste_fnv1a64("a") == 0);
     printf("%d failures\n", check_failures);
     return check_failures > 0;

@@ -50,7 +50,7 @@ def unary(name: str, oracle: Callable[[Any], Any], **attrs: Any) -> Case:
 
 
 IMAGE = (10, 5, 6)
-BRIEF = ("clip", "exp", "neg", "tanh", "leak", "hard", "sub", "sqrt")
+BRIEF = ("clip", "exp", "erf", "gelu", "neg", "tanh", "leak", "hard", "sub", "sqrt")
 """Element-wise cases that would repeat `relu` and `silu` on blocks of channels."""
 
 CASES = [

@@ -78,10 +78,10 @@ def states_of(module: Any) -> dict[str, Array]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_first_step_matches_pytorch(name: str, built: Callable[..., Path]) -> None:
-    """Loss to 1e-5, every gradient within the measured bound, running statistics to 1e-5; batch 3 and 8, five seeds."""
+    """Loss to 1e-5, every gradient within the measured bound, running statistics to 1e-5; batch 3 and 8, a few seeds."""
     folder = built(source_of(name), host_target(), input_shape=SHAPES.get(name))
     library = load_library(folder / "libtaste.so")
-    for seed in range(5):
+    for seed in range(5 if name in ("mlp", "resnet8") else 2):
         model = seeded(name, seed)
         for batch in (3, 8):
             x, y = batch_of(seed, model.input_shape, batch, model.classes)

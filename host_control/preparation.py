@@ -71,6 +71,15 @@ def opened_board(args: argparse.Namespace) -> Iterator[DeployedBoard | RecordedB
         yield board
 
 
+def deployed(board: Any) -> DeployedBoard:
+    """The board, where programs can be sent to it."""
+    from host_control.boards import DeployedBoard
+
+    if not isinstance(board, DeployedBoard):
+        raise UsageError(f"{board.name} is a table, not a board: nothing can run there. Name another --board.")
+    return board
+
+
 def choose_target(name: str | None, board: str, facts: BoardFacts | None) -> Target:
     """--target, or the emulated board's own, or what the probe of the board suggests."""
     from cross.target import find_target

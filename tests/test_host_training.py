@@ -177,7 +177,7 @@ def test_dry_run(data: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path)
         (("--effective-batch", "41"), 2, "more than the 40 training samples"),
         (("--lr", "-1"), 2, "-1 is not above zero"),
         (("--lr", "nan"), 2, "not a finite number"),
-        (("--warmup", "1.5"), 2, "not from 0 to below 1"),
+        (("--warmup", "1.5"), 2, "not a share from 0 to below 1"),
         (("--batch-size", "many"), 2, "not a whole number"),
         (("--board", "recorded:none.json"), 2, "no recorded table"),
         (("--input-shape", "1,9,9,9"), 2, "the model takes samples of 1x9x9x9, .* is packed as 1x8x8"),

@@ -18,11 +18,10 @@ import host_control.boards as boards
 from host_control.boards import open_board
 from host_control.cli import main
 from host_control.console import Console
-from host_control.preparation import opened_board
+from host_control.preparation import deployed, opened_board
 from host_control.training.data import normalised
 from host_control.training.inference import evaluator_of_run
 from host_control.training.record import read_run
-from host_control.verbs.train import deployed
 from tests.onnx_graphs import run_onnxruntime
 from tests.sshd.emulated_board import run_emulated_board
 from tests.sshd.server import ALIAS

@@ -8,7 +8,7 @@ from typing import Any
 
 from cross.errors import UsageError
 from cross.graph import Model
-from host_control.flags import not_negative, positive, seconds
+from host_control.flags import not_negative, positive, seconds, share
 from host_control.training import recipe
 
 SCHEDULES = ("constant", "step", "cosine", "linear")
@@ -108,19 +108,19 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--schedule", choices=SCHEDULES, default="cosine", help="of the learning rate (default: cosine)")
     group.add_argument(
-        "--warmup", type=_share, default=recipe.WARMUP, help="share of all steps over which lr rises (0.1)"
+        "--warmup", type=share, default=recipe.WARMUP, help="share of all steps over which lr rises (0.1)"
     )
     group.add_argument("--step-every", type=_above_zero, default=30.0, metavar="EPOCHS", help="of --schedule step (30)")
     group.add_argument("--step-gamma", type=_above_zero, default=0.1, metavar="F", help="of --schedule step (0.1)")
     group.add_argument("--optimizer", choices=OPTIMIZERS, help="default: sgd, adamw for models with layer norm")
-    group.add_argument("--momentum", type=_share, default=recipe.MOMENTUM, help="of sgd (default: 0.9)")
+    group.add_argument("--momentum", type=share, default=recipe.MOMENTUM, help="of sgd (default: 0.9)")
     group.add_argument("--nesterov", action="store_true", help="Nesterov's momentum")
-    group.add_argument("--beta1", type=_share, default=0.9, help="of adam and adamw (default: 0.9)")
-    group.add_argument("--beta2", type=_share, default=0.999, help="of adam and adamw (default: 0.999)")
+    group.add_argument("--beta1", type=share, default=0.9, help="of adam and adamw (default: 0.9)")
+    group.add_argument("--beta2", type=share, default=0.999, help="of adam and adamw (default: 0.999)")
     group.add_argument("--eps", type=_above_zero, default=1e-8, help="of adam and adamw (default: 1e-8)")
     group.add_argument("--weight-decay", type=_not_below_zero, help="default: 5e-4; 0.01 with adamw")
     group.add_argument("--no-decay-norm", action="store_true", help="no weight decay for norms and biases")
-    group.add_argument("--label-smoothing", type=_share, default=0.0, metavar="S", help="of cross-entropy (default: 0)")
+    group.add_argument("--label-smoothing", type=share, default=0.0, metavar="S", help="of cross-entropy (default: 0)")
     group.add_argument("--grad-clip", type=_not_below_zero, metavar="NORM", help="longest gradient (0: any length)")
     group.add_argument(
         "--eval-every", type=not_negative, default=1, metavar="EPOCHS", help="test this often (default: 1)"
@@ -234,11 +234,4 @@ def _not_below_zero(text: str) -> float:
     value = _real(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text} is negative")
-    return value
-
-
-def _share(text: str) -> float:
-    value = _real(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not from 0 to below 1")
     return value

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from cross.errors import DataError, UsageError
 from host_control.console import Console
 from host_control.flags import add_board_flags, add_data_flags, add_model_flags, not_negative, positive
-from host_control.preparation import build_imported, choose_target, opened_board, send
+from host_control.preparation import build_imported, choose_target, deployed, opened_board, send
 from host_control.run_folder import RunFolder, default_folder
 from host_control.training.data import describe, packed_data
 from host_control.training.inference import DEFAULT_BATCH_SIZE, Evaluator, evaluator_of_run
+from host_control.training.model import model_for
 from host_control.training.record import Run, read_run
-from host_control.verbs.train import deployed, model_for
 
 if TYPE_CHECKING:
     from host_control.data import PackedDataSet

@@ -11,12 +11,11 @@ from cross.errors import UsageError
 from host_control.console import Console
 from host_control.data import PackOptions, decode_images
 from host_control.flags import add_board_flags, positive
-from host_control.preparation import opened_board
+from host_control.preparation import deployed, opened_board
 from host_control.run_folder import RunFolder
 from host_control.training.data import normalised
 from host_control.training.inference import evaluator_of_run, probabilities
 from host_control.training.record import Run, read_run
-from host_control.verbs.train import deployed
 
 _SHOWN = 3
 

@@ -8,23 +8,22 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from cross.errors import UsageError
 from cross.zoo import ZOO
 from host_control.console import Console, mib, rate
 from host_control.flags import add_board_flags, add_data_flags, add_model_flags, add_running_flags
 from host_control.preparation import (
-    UNFOLD_SAMPLES,
     Built,
     build_imported,
     choose_target,
-    import_model,
+    deployed,
     opened_board,
     send,
     session_memory,
 )
 from host_control.run_folder import RunFolder
 from host_control.training.batch_size import Choice, choose_batch_size, known_batch_size
-from host_control.training.data import check_classes, check_shape, first_samples, packed_data
+from host_control.training.data import packed_data
+from host_control.training.model import model_for
 from host_control.training.options import (
     TrainOptions,
     add_training_flags,
@@ -79,26 +78,6 @@ def run(args: argparse.Namespace) -> int:
         folder.write_json(TRAIN_RECORD, identity | {"complete": False})
         with opened_board(args) as board:
             return _Training(args, console, folder, deployed(board), data, model).run(before)
-
-
-def deployed(board: Any) -> DeployedBoard:
-    """The board, where programs can be sent to it."""
-    from host_control.boards import DeployedBoard
-
-    if not isinstance(board, DeployedBoard):
-        raise UsageError(f"{board.name} is a table, not a board: nothing can run there. Name another --board.")
-    return board
-
-
-def model_for(args: argparse.Namespace, data: PackedDataSet, console: Console) -> Model:
-    """--model with the data's channels, size and classes."""
-    check_classes(args, data)
-    if args.input_shape is not None:
-        check_shape(args.input_shape, data)
-    samples = first_samples(data, UNFOLD_SAMPLES) if data.kind == "images" else None
-    model = import_model(args, console, input_shape=data.shape, classes=len(data.classes), samples=samples)
-    check_shape(model.input_shape, data)
-    return model
 
 
 def _dry_run(args: argparse.Namespace, console: Console) -> int:

@@ -89,7 +89,7 @@ def test_output_for_people(data: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert code == 0
     assert "40 samples of 1x8x8 to train on, 8 to test on; 2 classes (cat, dog)" in text
     assert "effective batch 10 = 2 x 4 + 2 micro-batches" in text and "memory: 1.0 MiB planned" in text
-    assert "epoch 0.10 of 5, loss 1.0000, accuracy 50.0%, lr 0.1, 50.0 samples/s, 4 s left, 62 C" in text
+    assert "epoch 0.10 of 5, loss 1.0000, accuracy 50.0%, 50.0 samples/s, 4 s left, lr 0.1, 62 C" in text
     assert "epoch 1: test loss 0.5000, accuracy 75.0% of 4" in text
     assert "test accuracy 75.00%" in text and "export --run" in text
 

@@ -52,11 +52,12 @@ class TrainView:
             f"epoch {epoch:.2f} of {self._schedule.epochs:g}",
             f"loss {_real(event.get('loss'))}",
             f"accuracy {_percent(event.get('accuracy'))}",
-            f"lr {float(event.get('lr') or 0.0):.3g}",
         ]
         if speed > 0:
             left = max(self._schedule.epochs - epoch, 0.0) * self._schedule.samples / speed
             parts += [f"{rate(speed)} {self._speed}", f"{duration(left)} left"]
+        # What comes last is cut off first where a terminal is narrow.
+        parts.append(f"lr {float(event.get('lr') or 0.0):.3g}")
         if event.get("temperature_c") is not None:
             parts.append(f"{float(event['temperature_c']):.0f} C")
         if event.get("rss_bytes"):

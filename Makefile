@@ -46,10 +46,10 @@ test: $(TESTING) $(DEBIAN)
 	$(PYTEST) $(ARGS)
 
 test-faults: $(TESTING) $(DEBIAN)
-	$(PYTEST) -m faults $(ARGS)
+	$(PYTEST) -m 'faults and not acceptance' $(ARGS)
 
 test-boards: $(TESTING) $(DEBIAN)
-	$(PYTEST) -m boards $(ARGS)
+	$(PYTEST) -m 'boards and not acceptance' $(ARGS)
 
 acceptance: $(TESTING) $(DEBIAN)
 	$(PYTEST) -m acceptance --junitxml=build/acceptance.xml $(ARGS)

@@ -99,15 +99,21 @@ def write_whole(path: Path, data: bytes) -> Path:
     return path
 
 
-def find_resumable(
-    identity: dict[str, Any], runs: Path = RUNS, record: str = "study.json", what: str = "study"
-) -> Path:
-    """The newest run folder whose `record` has this identity and is not complete; UsageError where none is."""
+def find_resumable(identity: dict[str, Any], runs: Path = RUNS, record: str = "study.json") -> Path | None:
+    """The newest run folder whose `record` has this identity, is not complete, and is not in use; None where none is."""
     for file in sorted(runs.glob(f"*/{record}"), key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             stored = json.loads(file.read_text(encoding="utf-8"))
         except ValueError:
             continue
-        if stored == identity | {"complete": False}:
+        if stored == identity | {"complete": False} and not _in_use(file.parent):
             return file.parent
-    raise UsageError(f"no unfinished {what} with these flags in {runs}/. Run without --resume to begin one.")
+    return None
+
+
+def _in_use(path: Path) -> bool:
+    try:
+        RunFolder(path).close()
+    except BusyError:
+        return True
+    return False

@@ -68,11 +68,15 @@ class Trial:
         return Observation(self.batch_size, None) if self.plan_error else None
 
 
+class OtherStudyError(UsageError):
+    """The folder holds a study of another model, board, build or search."""
+
+
 class Study:
     """Opens or creates the study in a folder; a context manager."""
 
     def __init__(self, folder: Path, key: StudyKey, space: SearchSpace) -> None:
-        """Raises UsageError where the folder holds another study, CorruptInputError where its file is damaged.
+        """Raises OtherStudyError where the folder holds another study, CorruptInputError where its file is damaged.
 
         A study that goes on keeps the space it began with: the board's free memory is never twice the same.
         """
@@ -108,7 +112,7 @@ class Study:
             return space
         for name, value in wanted.items():
             if stored.get(name) != value:
-                raise UsageError(
+                raise OtherStudyError(
                     f"run folder {folder} holds a study with {name.replace('_', '-')} {stored.get(name)}, not {value}. "
                     "Choose another --out, or the same flags."
                 )

@@ -189,8 +189,13 @@ class StudyRun:
         return (
             f"interrupted with {done} measurements saved in {self.folder.path} "
             f"({best_so_far(study.trials(), study.space.bs_max)}). "
-            f"Go on with the same command and --out {shlex.quote(str(self.folder.path))}."
+            f"Go on with {self._again()}."
         )
+
+    def _again(self) -> str:
+        """The command that goes on: the same one, which finds a folder under runs/ by itself."""
+        same = "the same command"
+        return same if self.args.out is None else f"{same} and --out {shlex.quote(str(self.folder.path))}"
 
     def _write_environment(self) -> None:
         from host_control.boards import DeployedBoard

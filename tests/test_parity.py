@@ -1,7 +1,10 @@
 """Whole zoo models against PyTorch: loss, gradients, running statistics, trajectories; and cut points, bit for bit.
 
 The oracle is PyTorch in float64. How far our float32 may be from it is measured, not guessed: three times what PyTorch's
-own float32 (contiguous or channels-last, the worse) is off, but never asked below 1e-5.
+own float32 (contiguous or channels-last, the worse) is off, but never asked below 1e-5. An activation within rounding of a
+ReLU's zero may fall to either side, and then a gradient jumps. In a network of a million ReLUs that happens in most
+batches, in PyTorch's float32 as in ours, so neither is judged by the luck of one run: errors are the worst of five seeds,
+PyTorch's also of inputs that differ in the last bit.
 """
 
 from __future__ import annotations
@@ -43,6 +46,16 @@ def batch_of(seed: int, shape: tuple[int, ...], batch: int, classes: int) -> tup
     return rng.standard_normal((batch, *shape)).astype("float32"), rng.integers(0, classes, batch).astype("int32")
 
 
+def in_float32(x: Array) -> list[tuple[Array, bool]]:
+    """PyTorch's float32 runs: the batch and copies of it moved by one unit in the last place, each in both layouts.
+    Tokens cannot be moved."""
+    if x.dtype != np.float32:
+        return [(x, False)]
+    rng = np.random.default_rng(0)
+    nudged = [np.nextafter(x, np.where(rng.random(x.shape) < 0.5, -np.inf, np.inf).astype("float32")) for _ in range(3)]
+    return [(batch, channels_last) for batch in (x, *nudged) for channels_last in (False, True)]
+
+
 def seeded(name: str, seed: int) -> Model:
     return load_model(source_of(name), input_shape=SHAPES.get(name), init="seeded", seed=seed)
 
@@ -76,66 +89,90 @@ def states_of(module: Any) -> dict[str, Array]:
     return {n: b.detach().numpy() for n, b in module.named_buffers() if n.endswith(("running_mean", "running_var"))}
 
 
+def pool(worst: dict[str, float], found: dict[str, float]) -> None:
+    """Keep the larger error of every tensor."""
+    for tensor, error in found.items():
+        worst[tensor] = max(worst.get(tensor, 0.0), error)
+
+
 @pytest.mark.parametrize("name", MODELS)
-def test_first_step_matches_pytorch(name: str, built: Callable[..., Path]) -> None:
-    """Loss to 1e-5, every gradient within the measured bound, running statistics to 1e-5; batch 3 and 8, a few seeds."""
-    folder = built(source_of(name), host_target(), input_shape=SHAPES.get(name))
-    library = load_library(folder / "libtaste.so")
-    for seed in range(5 if name in ("mlp", "resnet8") else 2):
+@pytest.mark.parametrize("batch", [3, 8])
+def test_first_step_matches_pytorch(name: str, batch: int, built: Callable[..., Path]) -> None:
+    """Five seeds: loss and running statistics to 1e-5; the worst error of every gradient within the measured bound."""
+    library = load_library(built(source_of(name), host_target(), input_shape=SHAPES.get(name)) / "libtaste.so")
+    ours: dict[str, float] = {}
+    theirs: dict[str, float] = {}
+    for seed in range(5):
         model = seeded(name, seed)
-        for batch in (3, 8):
-            x, y = batch_of(seed, model.input_shape, batch, model.classes)
-            true = torch_like(model, name, torch.float64)
-            loss = torch_step(true, x, y, torch.float64)
-            exact = named_gradients(true, model)
-            allowed = dict.fromkeys(exact, 0.0)
-            for channels_last in (False, True):
-                module = torch_like(model, name, torch.float32)
-                torch_step(module, x, y, torch.float32, channels_last)
-                for tensor, error in errors(named_gradients(module, model), exact).items():
-                    allowed[tensor] = max(allowed[tensor], error)
-            with Trainer(library, batch_size=batch) as trainer:
-                for tensor, values in {**model.parameters, **model.states}.items():
-                    trainer.write_parameter(tensor, values)
-                step = trainer.gradients(x, y)
-                assert abs(step.loss - loss) <= 1e-5 * abs(loss)
-                found = {tensor: trainer.gradient(tensor) for tensor in exact}
-                for tensor, error in errors(found, exact).items():
-                    assert error <= max(1e-5, 3 * allowed[tensor]), f"{tensor}, seed {seed}, batch {batch}"
-                for tensor, wanted in states_of(true).items():
-                    have = trainer.read_parameter(tensor)
-                    assert np.linalg.norm(have - wanted) <= 1e-5 * max(np.linalg.norm(wanted), 1e-3), tensor
+        x, y = batch_of(seed, model.input_shape, batch, model.classes)
+        true = torch_like(model, name, torch.float64)
+        loss = torch_step(true, x, y, torch.float64)
+        exact = named_gradients(true, model)
+        for moved, channels_last in in_float32(x):
+            module = torch_like(model, name, torch.float32)
+            torch_step(module, moved, y, torch.float32, channels_last)
+            pool(theirs, errors(named_gradients(module, model), exact))
+        with Trainer(library, batch_size=batch) as trainer:
+            for tensor, values in {**model.parameters, **model.states}.items():
+                trainer.write_parameter(tensor, values)
+            step = trainer.gradients(x, y)
+            assert abs(step.loss - loss) <= 1e-5 * abs(loss)
+            pool(ours, errors({tensor: trainer.gradient(tensor) for tensor in exact}, exact))
+            for tensor, wanted in states_of(true).items():
+                have = trainer.read_parameter(tensor)
+                assert np.linalg.norm(have - wanted) <= 1e-5 * max(np.linalg.norm(wanted), 1e-3), tensor
+    excess = {tensor: error / max(1e-5, 3 * theirs[tensor]) for tensor, error in ours.items()}
+    assert max(excess.values()) <= 1, max(excess, key=lambda tensor: excess[tensor])
 
 
 @pytest.mark.parametrize("name", DRIFTING)
 def test_trajectory_drifts_no_more_than_pytorch(name: str, built: Callable[..., Path]) -> None:
-    """20 steps of SGD with momentum: the distance from float64's weights is at most twice PyTorch float32's own."""
+    """20 steps of SGD with momentum, five seeds: the distance from float64's weights is at most twice PyTorch float32's own,
+    in the median, and in the worst case."""
     library = load_library(built(source_of(name), host_target(), input_shape=SHAPES.get(name)) / "libtaste.so")
-    model = seeded(name, 1)
-    batch, steps, rate = 8, 20, 0.01
-    batches = [batch_of(100 + i, model.input_shape, batch, model.classes) for i in range(4)]
-    weights: dict[Any, dict[str, Array]] = {}
-    for dtype in (torch.float64, torch.float32):
-        module = torch_like(model, name, dtype)
-        optimizer = torch.optim.SGD(module.parameters(), lr=rate, momentum=0.9, weight_decay=5e-4)
-        for i in range(steps):
-            torch_step(module, *batches[i % 4], dtype)
-            optimizer.step()
-        weights[dtype] = {
-            n: p.detach().numpy().reshape(model.parameters[n].shape) for n, p in module.named_parameters()
-        }
-    with Trainer(library, batch_size=batch) as trainer:
+    ours, theirs = [], []
+    for seed in range(5):
+        model = seeded(name, seed)
+        batches = [batch_of(100 * seed + i, model.input_shape, 8, model.classes) for i in range(4)]
+        true = torch_trajectory(model, name, batches, torch.float64)
+        ours.append(distance(trajectory(library, model, batches), true))
+        moved = zip(*([(x, y, last) for x, last in in_float32(x)] for x, y in batches), strict=True)
+        runs = [
+            torch_trajectory(model, name, [(x, y) for x, y, _ in run], torch.float32, channels_last=run[0][2])
+            for run in moved
+        ]
+        theirs.append([distance(run, true) for run in runs])
+    assert np.median(ours) <= 2 * np.median(theirs)
+    assert max(ours) <= 2 * np.max(theirs)
+
+
+RATE, MOMENTUM, DECAY, STEPS = 0.01, 0.9, 5e-4, 20
+
+
+def torch_trajectory(
+    model: Any, name: str, batches: list[tuple[Array, Array]], dtype: Any, channels_last: bool = False
+) -> dict[str, Array]:
+    """PyTorch's weights after 20 steps over the batches, in turn."""
+    module = torch_like(model, name, dtype)
+    optimizer = torch.optim.SGD(module.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY)
+    for i in range(STEPS):
+        torch_step(module, *batches[i % len(batches)], dtype, channels_last)
+        optimizer.step()
+    return {n: p.detach().numpy().reshape(model.parameters[n].shape) for n, p in module.named_parameters()}
+
+
+def trajectory(library: Any, model: Any, batches: list[tuple[Array, Array]]) -> dict[str, Array]:
+    """Our weights after the same steps."""
+    with Trainer(library, batch_size=len(batches[0][0])) as trainer:
         for tensor, values in {**model.parameters, **model.states}.items():
             trainer.write_parameter(tensor, values)
-        for i in range(steps):
-            trainer.step(*batches[i % 4], learning_rate=rate, momentum=0.9, weight_decay=5e-4)
-        ours = {tensor: trainer.read_parameter(tensor) for tensor in model.parameters}
+        for i in range(STEPS):
+            trainer.step(*batches[i % len(batches)], learning_rate=RATE, momentum=MOMENTUM, weight_decay=DECAY)
+        return {tensor: trainer.read_parameter(tensor) for tensor in model.parameters}
 
-    def drift(found: dict[str, Array]) -> float:
-        true = weights[torch.float64]
-        return float(np.sqrt(sum(np.square(found[n].astype("float64") - true[n]).sum() for n in true)))
 
-    assert drift(ours) <= 2 * drift(weights[torch.float32])
+def distance(found: dict[str, Array], true: dict[str, Array]) -> float:
+    return float(np.sqrt(sum(np.square(found[n].astype("float64") - true[n]).sum() for n in true)))
 
 
 @pytest.mark.parametrize("name", ["resnet8", SMALL_TRANSFORMER, pytest.param("resnet18", marks=pytest.mark.acceptance)])

@@ -35,7 +35,7 @@ from host_control.board import OperatingPoint
 from host_control.boards import BenchSettings, DeployedBoard, open_board
 from host_control.ssh import Connection
 from host_control.ssh_auth import load_key
-from tests.fake_program import FILES, write_build
+from tests.fake_program import FILES, INTERRUPTIBLE, write_build
 from tests.sshd.server import ALIAS, Sshd, make_key, run_sshd
 from tests.sshd.silent import STAGES, Relay, run_silent, write_config
 from tests.test_boards import gone, wait_for_pid
@@ -471,7 +471,7 @@ def test_a_link_cut_during_an_upload_leaves_the_old_deployment(
 def test_nothing_is_left_running_on_the_board(
     sshd: Sshd, tmp_path: Path, plain_build: Callable[[str], Path], ending: signal.Signals
 ) -> None:
-    script = (
+    script = INTERRUPTIBLE + (
         "import sys; from pathlib import Path; from host_control.boards import open_board\n"
         "from host_control.board import OperatingPoint\n"
         f"with open_board({ALIAS!r}, remote_dir=sys.argv[2], ssh_config=Path(sys.argv[3])) as board:\n"

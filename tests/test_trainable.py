@@ -160,7 +160,8 @@ def test_steps_of_a_build_leave_what_is_frozen_alone(trainable: str, tmp_path: P
     x, y = rng.standard_normal((4, 3, 32, 32)).astype("float32"), rng.integers(0, 10, 4).astype("int32")
     with Trainer(load_library(tmp_path / "build" / "libtaste.so"), 4) as trainer:
         before = trainer.parameters()
-        losses = [trainer.step(x, y, learning_rate=0.05, momentum=0.9).loss for _ in range(5)]
+        rates = {"learning_rate": 0.05, "momentum": 0.9, "weight_decay": 5e-4}
+        losses = [trainer.step(x, y, **rates).loss for _ in range(5)]
         after = trainer.parameters()
     assert losses[-1] < losses[0]
     assert {n for n in before if not np.array_equal(before[n], after[n])} == live

@@ -191,6 +191,34 @@ def test_resume_finds_the_unfinished_study(
     assert _tune(capsys, "--board", board, "--resume")[0] == 2, "it is complete now"
 
 
+@pytest.mark.parametrize(
+    ("flags", "change", "goes_on"), [([], {}, True), (["--new"], {}, False), ([], {"seed": 1}, False)]
+)
+def test_the_same_command_goes_on(
+    flags: list[str],
+    change: dict[str, int],
+    goes_on: bool,
+    board: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By itself; not with --new, and not where what was measured is another study than the flags say (a build that changed)."""
+    monkeypatch.chdir(tmp_path)
+    assert _tune(capsys, "--board", board, "--time-budget", "0.001s")[0] == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    _change_key(folder, change)
+    os.rename(folder, folder.with_name("earlier"))
+    code, lines, _ = _tune(capsys, "--board", board, *flags)
+    assert (code, lines[-1]["complete"]) == (0, True)
+    assert (lines[-1]["out"] == "runs/earlier") == goes_on
+
+
+def _change_key(folder: Path, change: dict[str, int]) -> None:
+    study = optuna.load_study(study_name="tune", storage=f"sqlite:///{folder / 'study.db'}")
+    study.set_user_attr("key", study.user_attrs["key"] | change)
+
+
 def test_other_flags_in_the_same_folder_are_refused(board: str, tmp_path: Path, capsys: Any) -> None:
     assert _tune(capsys, "--board", board, "--out", tmp_path / "run")[0] == 0
     code, _, err = _tune(capsys, "--board", board, "--out", tmp_path / "run", "--seed", "1")

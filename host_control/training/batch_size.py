@@ -76,6 +76,7 @@ def _run_study(args: argparse.Namespace, board: DeployedBoard, built: Built, lar
     console.line(f"no study of this build on {board.name} yet: one is run first, at most {duration(STUDY_TIME_S)}")
     own: dict[str, Any] = {
         "build": None,
+        "out": None,
         "search": DEFAULT,
         "inference": False,
         "max_batch_size": max(largest, built.minimum_batch),

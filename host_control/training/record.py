@@ -14,7 +14,7 @@ from cross.errors import CompatibilityError, CorruptInputError, UsageError
 from cross.graph import Model
 from cross.zoo import ZOO
 from host_control.data import PackedDataSet
-from host_control.run_folder import RunFolder, default_folder, find_resumable, read_json
+from host_control.run_folder import RUNS, RunFolder, default_folder, find_resumable, read_json
 
 OPTIONS, TRAIN_RECORD, RESULT, WEIGHTS = "options.json", "train.json", "result.json", "weights.safetensors"
 
@@ -69,7 +69,10 @@ def choose_folder(args: argparse.Namespace, identity: dict[str, Any]) -> Path:
     if args.out is not None:
         return Path(args.out)
     if args.resume:
-        return find_resumable(identity, record=TRAIN_RECORD, what="run")
+        found = find_resumable(identity, record=TRAIN_RECORD)
+        if found is None:
+            raise UsageError(f"no unfinished run with these flags in {RUNS}/. Run without --resume to begin one.")
+        return found
     return default_folder(args.model, args.board)
 
 

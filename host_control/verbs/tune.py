@@ -6,10 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from cross.errors import UsageError
 from host_control.console import Console
 from host_control.flags import add_board_flags, add_model_flags, add_running_flags, positive, seconds
 from host_control.preparation import built_for, opened_board, send
-from host_control.run_folder import RunFolder, default_folder, find_resumable
+from host_control.run_folder import RUNS, RunFolder, default_folder, find_resumable
 from host_control.search.space import DEFAULT_MAX_BATCH_SIZE
 from host_control.search.strategies import DEFAULT, NAMES
 from host_control.study_run import DEFAULT_TIME_BUDGET_S, STUDY_RECORD, StudyRun, study_identity
@@ -36,16 +37,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stop measuring after this long, such as 90s or 20m (default: 20m)",
     )
     group.add_argument("--inference", action="store_true", help="search the forward program instead of the train step")
-    group.add_argument("--resume", action="store_true", help="go on with the newest unfinished study of the same flags")
+    which = group.add_mutually_exclusive_group()
+    which.add_argument(
+        "--resume", action="store_true", help="insist on going on: an error where no study is unfinished"
+    )
+    which.add_argument("--new", action="store_true", help="begin anew, even where the same study is unfinished")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build and send where needed, search, report; a study that was interrupted goes on in the same folder."""
-    from host_control.boards import DeployedBoard
+    """Build and send where needed, search, report. An unfinished study of the same flags and the same build goes on."""
+    from host_control.study import OtherStudyError
 
     console, identity = Console(args.json), study_identity(args)
     name = args.model or (args.build.name if args.build else args.board)
-    with RunFolder(_folder(args, name, identity)) as folder, opened_board(args) as board:
+    unfinished = None if args.new or args.out is not None else find_resumable(identity)
+    if args.resume and args.out is None and unfinished is None:
+        raise UsageError(f"no unfinished study with these flags in {RUNS}/. Run without --resume to begin one.")
+    if unfinished is not None:
+        try:
+            return _run_in(unfinished, args, identity, console)
+        except OtherStudyError as error:
+            if args.resume:
+                raise
+            console.line(f"{unfinished} is not the same study any more, a new one begins: {error}")
+    return _run_in(args.out or default_folder(name, args.board), args, identity, console)
+
+
+def _run_in(path: Path, args: argparse.Namespace, identity: dict[str, Any], console: Console) -> int:
+    from host_control.boards import DeployedBoard
+
+    with RunFolder(path) as folder, opened_board(args) as board:
         built = None
         if isinstance(board, DeployedBoard):
             built = built_for(args, board, folder.path / "build", console)
@@ -54,9 +75,3 @@ def run(args: argparse.Namespace) -> int:
         folder.write_json(STUDY_RECORD, identity | {"complete": report.complete})
         console.result("tune", report.result() | {"out": str(folder.path)})
     return 0
-
-
-def _folder(args: argparse.Namespace, name: str, identity: dict[str, Any]) -> Path:
-    if args.out is not None:
-        return Path(args.out)
-    return find_resumable(identity) if args.resume else default_folder(name, args.board)

@@ -111,6 +111,8 @@ def test_ctrl_c_saves_on_the_board_and_the_same_command_goes_on(
     assert code == 130 and "has saved where it was" in err and f"--out {out} --resume" in err
     assert [line for line in lines if line["event"] == "checkpoint"]
     assert not (out / "weights.safetensors").exists()
+    code, _, err = train(capsys, "--data", data, "--out", out, "--resume", "--batch-size", "11")
+    assert code == 2 and "smaller than --batch-size 11" in err
     code, lines, err = train(capsys, "--data", data, "--out", out, "--resume", "--batch-size", "5")
     assert (code, err) == (0, "")
     assert lines[-1]["batch_size"] == 5 and calls(tmp_path)[-1][-1] == "--resume"
@@ -261,16 +263,21 @@ def test_what_eval_predict_and_export_cannot_do_is_one_line(
 def test_a_model_file_that_changed_is_not_exported_into(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from cross.export_model import set_properties
     from tests.onnx_graphs import Sketch
 
     def own(seed: int) -> Path:
         s = Sketch(["n", 1, 8, 8], seed=seed)
         x = s.node("Gemm", s.node("Flatten", "x", axis=1), s.weight(2, 64), s.weight(2), transB=1)
-        return s.save(tmp_path / "own.onnx", x)
+        proto = s.model(x)
+        set_properties(proto, {"mean": [0.5], "std": [0.25]})
+        (tmp_path / "own.onnx").write_bytes(proto.SerializeToString())
+        return tmp_path / "own.onnx"
 
     run = tmp_path / "own-run"
     assert train(capsys, "--model", own(0), "--data", data, "--out", run)[0] == 0
     assert "--weights" in calls(tmp_path)[-1], "a file's own weights are sent"
+    assert json.loads((run / "options.json").read_text())["data"]["mean"] == [0.5], "of the file's own metadata"
     own(1)
     assert main(["export", "--run", str(run), "--onnx", "x.onnx"]) == 2
     assert "has changed since it was trained" in capsys.readouterr().err

@@ -122,8 +122,12 @@ class _Training:
         target = choose_target(args.target, args.board, facts)
         built, _ = build_imported(self.model, args, target, self.folder.path / "build", console)
         send(self.board, built, console)
-        choice = self._batch_size(built, before)
-        options = resolve_options(args, self.model, self.data.train.samples, choice.batch_size)
+        settled = args
+        if before is not None and args.effective_batch is None:
+            # The default follows the batch size, which may be another one now; what is learned stays the same.
+            settled = argparse.Namespace(**{**vars(args), "effective_batch": int(before["options"]["effective_batch"])})
+        choice = self._batch_size(settled, built, before)
+        options = resolve_options(settled, self.model, self.data.train.samples, choice.batch_size)
         schedule = Schedule(options, self.data.train.samples, built.minimum_batch)
         self._announce(schedule, built)
         self._write_options(options, choice, built)
@@ -135,11 +139,11 @@ class _Training:
         console.result("train", fields | {"out": str(self.folder.path)})
         return 0
 
-    def _batch_size(self, built: Built, before: dict[str, Any] | None) -> Choice:
-        if before is not None and self.args.batch_size == "auto":
+    def _batch_size(self, args: argparse.Namespace, built: Built, before: dict[str, Any] | None) -> Choice:
+        if before is not None and args.batch_size == "auto":
             return Choice(int(before["options"]["batch_size"]), "run")
-        largest = effective_batch_of(self.args, self.data.train.samples)
-        return choose_batch_size(self.args, self.board, built, largest, self.console)
+        largest = effective_batch_of(args, self.data.train.samples)
+        return choose_batch_size(args, self.board, built, largest, self.console)
 
     def _announce(self, schedule: Schedule, built: Built) -> None:
         """The plan, before the first step."""

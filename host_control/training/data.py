@@ -23,6 +23,7 @@ from host_control.flags import pack_options
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _LOOKED_AT = 32
+_NAMED = 5
 _NATIVE_LIMIT = 2
 """Images of one size stay as they are up to so many times the zoo model's usual side: photos from one camera do not."""
 
@@ -44,9 +45,10 @@ def packed_data(args: argparse.Namespace, console: Console) -> PackedDataSet:
     with console.progress("packing the data") as progress:
         packed = packed_for(args.data, options, report=progress)
     data = packed.data
-    for line in packed.skipped:
-        console.line(f"left out: {line}")
+    for line in packed.skipped[:_NAMED]:
+        console.line(f"left out: {line.partition('. Repair')[0]}")
     if packed.skipped:
+        console.line(f"{len(packed.skipped)} bad samples are left out (--skip-bad)")
         console.event("skipped", count=len(packed.skipped), first=packed.skipped[0])
     console.line(describe(data))
     return data

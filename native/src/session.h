@@ -36,6 +36,8 @@ struct taste_session {
     uint64_t gradient_bytes;
     uint32_t slot_count;
     float label_smoothing;
+    int32_t by_effective_batch;
+    float *statistics; /* the states before a micro-batch; only where gradients are accumulated */
     uint32_t accumulated; /* micro-batches since the last update */
     uint32_t accumulated_samples;
     uint32_t seed;              /* of the dropout masks */

@@ -129,7 +129,7 @@ taste_status taste_session_profile(taste_session *session, taste_parameters *par
         return taste_fail(&session->error, TASTE_STATUS_USAGE, "program %s has %u calls, not %u. Hand in all of them.",
                           p->name, p->call_count, count);
     }
-    set_scalars(session, batch_size);
+    set_scalars(session, p, batch_size);
     surroundings outer = enter(session);
     uint64_t start = taste_now_ns();
     for (uint32_t i = 0; i < count && status == TASTE_STATUS_OK; i++) {

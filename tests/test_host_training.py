@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cross.link import write_weights
+from cross.load_model import load_model
 from host_control.cli import main
 from host_control.training.view import TrainView
 from tests.fake_trainer import write_trainer
@@ -195,6 +197,16 @@ def test_bad_flags_are_one_line(
     assert got == code and re.search(message, err) and err.count("\n") == 1, err
 
 
+def test_a_mistake_in_the_flags_leaves_no_run_behind(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mistakes = (("--batch-size", "16"), ("--effective-batch", "400"), ("--nesterov", "--optimizer", "adam"))
+    for words in mistakes:
+        assert train(capsys, "--data", data, "--out", "run", *words)[0] == 2
+        assert not (tmp_path / "run").exists(), words
+    assert train(capsys, "--data", data, "--out", "run")[0] == 0
+
+
 def test_bad_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     code, _, err = train(capsys, "--data", tmp_path / "empty", lines=False)
@@ -230,7 +242,8 @@ def test_what_eval_predict_and_export_cannot_do_is_one_line(
     run = finished_run(data, tmp_path, capsys)
     (tmp_path / "no.jpg").write_bytes(b"\xff\xd8\xff not an image")
     (tmp_path / "bare").mkdir()
-    others = tmp_path / "others.npz"
+    others, own = tmp_path / "others.npz", tmp_path / "own.safetensors"
+    write_weights(load_model("mlp"), own)
     rng = np.random.default_rng(1)
     np.savez(others, x=rng.integers(0, 256, (20, 8, 8), np.uint8), y=np.arange(20) % 2, classes=np.array(["a", "b"]))
     for words, code, message in (
@@ -239,12 +252,15 @@ def test_what_eval_predict_and_export_cannot_do_is_one_line(
         (["eval", "--model", "mlp"], 2, "Give --data"),
         (["eval", "--run", run, "--data", others], 23, "has the classes a, b; the model was trained on cat, dog"),
         (["eval", "--run", run, "--board", f"recorded:{tmp_path}/none.json"], 2, "no recorded table"),
-        (["predict", "--run", run, tmp_path / "no.jpg"], 23, "no.jpg"),
+        (["predict", "--run", run, tmp_path / "no.jpg"], 23, "Repair it, or leave it out."),
         (["predict", "--run", run, tmp_path / "none.jpg"], 23, "is not a file"),
         (["predict", "--run", tmp_path / "bare", "x.jpg"], 2, "is no training run"),
         (["export", "--onnx", "x.onnx"], 2, "Give --run DIR, or --weights FILE"),
         (["export", "--weights", run / "weights.safetensors", "--onnx", "x.onnx"], 2, "Give --model M"),
         (["export", "--run", run], 2, "one of the arguments --onnx --safetensors is required"),
+        (["export", "--model", "mlp", "--weights", own, "--onnx", run], 2, "is a folder. Name a file"),
+        (["export", "--model", "mlp", "--weights", own, "--safetensors", run], 2, "is a folder. Name a file"),
+        (["export", "--model", "mlp", "--weights", own, "--safetensors", "/proc/x"], 12, "No such file"),
         (["export", "--run", run, "--onnx", "x.onnx"], 13, "does not fit mlp: missing"),
     ):
         got = main([*map(str, words)])

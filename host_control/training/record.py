@@ -150,7 +150,9 @@ def read_run(folder: Path) -> Run:
         raise UsageError(f"{folder} is no training run: it has no {OPTIONS}. Name the --out of `train`.")
     held = read_json(file)
     if not (folder / WEIGHTS).is_file():
-        raise UsageError(f"the run in {folder} has no weights yet. Go on with `train --out {folder} --resume`.")
+        raise UsageError(
+            f"the run in {folder} has no weights yet. Go on with its own `train` command and --out {folder} --resume."
+        )
     try:
         run = Run(folder, held)
         run.model_arguments(), run.options["data"]["mean"]

@@ -74,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
         data = packed_data(args, console)
         model = model_for(args, data, console)
         check_unchanged(before, describe_model(args, model), describe_data(data))
+        # Flags that do not fit together are said before anything is built or measured.
+        resolve_options(args, model, data.train.samples, args.batch_size if isinstance(args.batch_size, int) else 1)
         # From here on the folder holds a run; what fails before leaves none to go on with.
         folder.write_json(TRAIN_RECORD, identity | {"complete": False})
         with opened_board(args) as board:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cross.errors import UsageError
 from cross.link import write_weights
 from cross.load_model import load_model
 from host_control.cli import main
@@ -135,10 +136,12 @@ def test_the_newest_unfinished_run_of_the_same_flags_goes_on(
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
     code, _, err = train(capsys, "--data", data, "--lr", "99", "--resume")
     assert code == 15 and len(list((tmp_path / "runs").iterdir())) == 1
+    # No checkpoint was there: the second attempt began anew, and so does its record.
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
     code, _, err = train(capsys, "--data", data, "--lr", "98", "--resume")
     assert code == 2 and "no unfinished run with these flags" in err
     code, _, err = train(capsys, "--data", data, "--lr", "98", "--out", folder)
-    assert code == 2 and "was begun with --lr 99.0, not 98.0" in err
+    assert code == 2 and "was begun with --lr 99.0, now it is --lr 98.0" in err
 
 
 def test_other_data_than_the_run_began_with_is_refused(
@@ -186,6 +189,9 @@ def test_dry_run(data: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path)
         (("--board", "recorded:none.json"), 2, "no recorded table"),
         (("--input-shape", "1,9,9,9"), 2, "the model takes samples of 1x9x9x9, .* is packed as 1x8x8"),
         (("--resume", "--out", "empty"), 2, "holds no run to go on with"),
+        (("--model", "nomodel"), 2, "no model 'nomodel'"),
+        (("--loss", "mse"), 2, "--loss mse needs targets like the output, and .* has labels"),
+        (("--seed", str(2**70)), 2, "is above 2147483647"),
     ],
 )
 def test_bad_flags_are_one_line(
@@ -198,12 +204,18 @@ def test_bad_flags_are_one_line(
 
 
 def test_a_mistake_in_the_flags_leaves_no_run_behind(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refuse(*_: object) -> None:
+        raise UsageError("no parameter matches 'nothing'. Correct it.")
+
     mistakes = (("--batch-size", "16"), ("--effective-batch", "400"), ("--nesterov", "--optimizer", "adam"))
     for words in mistakes:
         assert train(capsys, "--data", data, "--out", "run", *words)[0] == 2
         assert not (tmp_path / "run").exists(), words
+    with monkeypatch.context() as patch:
+        patch.setattr("host_control.verbs.train.build_imported", refuse)
+        assert train(capsys, "--data", data, "--out", "run", "--trainable", "nothing")[0] == 2
     assert train(capsys, "--data", data, "--out", "run")[0] == 0
 
 

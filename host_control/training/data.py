@@ -102,13 +102,15 @@ def _shape_of_model(args: argparse.Namespace) -> tuple[int, ...] | None:
     """What --model takes where that is fixed: --input-shape, or what the file says."""
     if args.input_shape is not None:
         return tuple(args.input_shape)
-    if args.model in ZOO or not Path(args.model).is_file():
+    if args.model in ZOO:
         return None
     from cross.load_model import load_model
 
     try:
         return load_model(args.model, input_name=args.input, output_name=args.output).input_shape
     except UsageError:
+        if not Path(args.model).is_file():
+            raise
         return None  # free dimensions: the data decides; whatever else is wrong is said when the model is loaded for it
 
 

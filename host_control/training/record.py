@@ -92,10 +92,19 @@ def check_goes_on(folder: RunFolder, identity: dict[str, Any], resume: bool) -> 
     if differing:
         name = differing[0]
         raise UsageError(
-            f"the run in {folder.path} was begun with --{name.replace('_', '-')} {stored.get(name)}, not "
-            f"{identity[name]}. Use the same flags, or another --out."
+            f"the run in {folder.path} was begun with {_spelled(name, stored.get(name))}, now it is "
+            f"{_spelled(name, identity[name])}. Use the same flags, or another --out."
         )
     return folder.read_json(OPTIONS)
+
+
+def _spelled(name: str, value: Any) -> str:
+    """A flag as it is typed: '--lr 0.3', '--nesterov', 'no --lr'."""
+    flag = f"--{name.replace('_', '-')}"
+    if value is None or value is False:
+        return f"no {flag}"
+    text = ",".join(map(str, value)) if isinstance(value, list) else value
+    return flag if value is True else f"{flag} {text}"
 
 
 def check_unchanged(before: dict[str, Any] | None, model: dict[str, Any], data: dict[str, Any]) -> None:

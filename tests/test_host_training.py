@@ -14,6 +14,7 @@ import pytest
 from cross.errors import UsageError
 from cross.link import write_weights
 from cross.load_model import load_model
+from cross.zoo import ZOO
 from host_control.cli import main
 from host_control.training.view import TrainView
 from tests.fake_trainer import write_trainer
@@ -217,6 +218,23 @@ def test_a_mistake_in_the_flags_leaves_no_run_behind(
         patch.setattr("host_control.verbs.train.build_imported", refuse)
         assert train(capsys, "--data", data, "--out", "run", "--trainable", "nothing")[0] == 2
     assert train(capsys, "--data", data, "--out", "run")[0] == 0
+
+
+def test_fewer_samples_than_are_looked_at_train_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "few.npz", x=np.arange(8 * 64, dtype=np.uint8).reshape(8, 8, 8), y=np.arange(8) % 2)
+    code, lines, err = train(capsys, "--data", tmp_path / "few.npz", "--effective-batch", "4", "--out", "run")
+    assert (code, err) == (0, "") and lines[-1]["effective_batch"] == 4
+
+
+def test_a_file_of_two_outputs_asks_which_before_anything_is_packed(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proto = ZOO["mlp"].build((1, 8, 8), 2)
+    proto.graph.output.add().name = proto.graph.node[0].output[0]
+    (tmp_path / "two.onnx").write_bytes(proto.SerializeToString())
+    code, _, err = train(capsys, "--data", data, "--model", "two.onnx")
+    assert code == 2 and "Choose one with --output" in err and err.count("\n") == 1
+    assert not (tmp_path / "cache").exists()
 
 
 def test_bad_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

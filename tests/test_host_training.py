@@ -220,6 +220,17 @@ def test_a_mistake_in_the_flags_leaves_no_run_behind(
     assert train(capsys, "--data", data, "--out", "run")[0] == 0
 
 
+def test_flags_that_a_packed_folder_cannot_follow_are_refused(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", "pack", "--data", str(data), "--out", "packed"]) == 0
+    capsys.readouterr()
+    for words in (["--size", "4x4"], ["--mean", "0.5", "--std", "0.5"], ["--bgr"]):
+        code, _, err = train(capsys, "--data", "packed", *words)
+        assert code == 2 and f"Leave {words[0]}" in err, err
+    assert train(capsys, "--data", "packed", "--size", "8x8", "--gray")[0] == 0
+
+
 def test_fewer_samples_than_are_looked_at_train_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez(tmp_path / "few.npz", x=np.arange(8 * 64, dtype=np.uint8).reshape(8, 8, 8), y=np.arange(8) % 2)
     code, lines, err = train(capsys, "--data", tmp_path / "few.npz", "--effective-batch", "4", "--out", "run")

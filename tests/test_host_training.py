@@ -127,6 +127,11 @@ def test_ctrl_c_saves_on_the_board_and_the_same_command_goes_on(
     assert code == 2 and "is finished" in err
 
 
+def test_a_program_that_the_board_kills_can_go_on(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = train(capsys, "--data", data, "--lr", "97", "--out", "run")
+    assert code == 10 and "exit 137" in err and "same command and --out run --resume" in err and err.count("\n") == 1
+
+
 def test_the_newest_unfinished_run_of_the_same_flags_goes_on(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,8 +51,7 @@ static taste_status run_once(profile *p) {
     trainer *t = &p->t;
     taste_step step = {0};
     uint64_t *ns = (uint64_t *)(void *)p->memory;
-    taste_status status = taste_session_load(t->session, t->program, t->batch_size, t->batches[0].x,
-                                             t->batches[0].y);
+    taste_status status = taste_session_load(t->session, t->program, t->batch_size, t->batches[0].x, t->batches[0].y);
     if (status != TASTE_STATUS_OK) return status;
     status = taste_session_profile(t->session, t->parameters, t->program, t->batch_size, t->facts.call_count, ns);
     if (status == TASTE_STATUS_OK && t->facts.updates)

@@ -152,5 +152,5 @@ def require_stable(trials: Sequence[Trial]) -> None:
     if kept and all(trial.counters.tainted for trial in kept if trial.counters is not None):
         raise UnstableError(
             f"all {len(kept)} measurements were disturbed ({kept[-1].note}). "
-            "Stop what else runs on the board or cool it, and run the same command again with another --out."
+            "Stop what else runs on the board or cool it, and measure again with `tune --new`."
         )

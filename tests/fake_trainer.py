@@ -30,6 +30,8 @@ if flags["--lr"] == "99.0":
     say(event="step", step=1, epoch=0.1, loss=None, accuracy=0.0, lr=99.0, samples_per_s=1.0)
     print("error: step 2: loss is not finite. Lower the learning rate.", file=sys.stderr)
     sys.exit(15)
+if flags["--lr"] == "97.0":
+    os.kill(os.getpid(), signal.SIGKILL)
 place = os.path.join(flags["--checkpoint"], "step")
 first = int(open(place).read()) if "--resume" in flags and os.path.exists(place) else 0
 if first:

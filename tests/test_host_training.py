@@ -127,6 +127,11 @@ def test_ctrl_c_saves_on_the_board_and_the_same_command_goes_on(
     assert code == 2 and "is finished" in err
 
 
+def test_a_program_that_the_board_kills_can_go_on(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = train(capsys, "--data", data, "--lr", "97", "--out", "run")
+    assert code == 10 and "exit 137" in err and "same command and --out run --resume" in err and err.count("\n") == 1
+
+
 def test_the_newest_unfinished_run_of_the_same_flags_goes_on(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,6 +223,17 @@ def test_a_mistake_in_the_flags_leaves_no_run_behind(
         patch.setattr("host_control.verbs.train.build_imported", refuse)
         assert train(capsys, "--data", data, "--out", "run", "--trainable", "nothing")[0] == 2
     assert train(capsys, "--data", data, "--out", "run")[0] == 0
+
+
+def test_flags_that_a_packed_folder_cannot_follow_are_refused(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", "pack", "--data", str(data), "--out", "packed"]) == 0
+    capsys.readouterr()
+    for words in (["--size", "4x4"], ["--mean", "0.5", "--std", "0.5"], ["--bgr"]):
+        code, _, err = train(capsys, "--data", "packed", *words)
+        assert code == 2 and f"Leave {words[0]}" in err, err
+    assert train(capsys, "--data", "packed", "--size", "8x8", "--gray")[0] == 0
 
 
 def test_fewer_samples_than_are_looked_at_train_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

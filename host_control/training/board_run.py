@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cross.errors import INTERRUPTED, CompatibilityError, CorruptInputError, LinkLostError
+from cross.errors import INTERRUPTED, CompatibilityError, CorruptInputError, LinkLostError, TasteError
 from host_control.boards import DeployedBoard
 from host_control.boards.bench import check_exit
 from host_control.data import PackedDataSet
@@ -18,6 +18,8 @@ from host_control.training.options import TrainOptions
 
 WEIGHTS = "weights.safetensors"
 CHECKPOINT = "checkpoint"
+_SIGNALS = 128
+"""Exit codes above it stand for a signal that ended the program."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,12 @@ class BoardRun:
             raise LinkLostError(f"{error} The program there ends and saves where it was. {again}") from error
         if outcome.exit_code == INTERRUPTED:
             raise KeyboardInterrupt(f"interrupted; {self.board.name} has saved where it was. {again}")
-        check_exit(outcome, f"training on {self.board.name}")
+        try:
+            check_exit(outcome, f"training on {self.board.name}")
+        except TasteError as error:
+            if outcome.exit_code <= _SIGNALS:
+                raise
+            raise type(error)(f"{error} Its checkpoints are kept. {again}") from error
         if not results:
             raise CompatibilityError(
                 f"taste-train on {self.board.name} ended without a result: not this host's version. Deploy again."

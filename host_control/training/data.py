@@ -45,6 +45,7 @@ def packed_data(args: argparse.Namespace, console: Console) -> PackedDataSet:
     with console.progress("packing the data") as progress:
         packed = packed_for(args.data, options, report=progress)
     data = packed.data
+    _check_packed_as_asked(args, own, data)
     for line in packed.skipped[:_NAMED]:
         console.line(f"left out: {line.partition('. Repair')[0]}")
     if packed.skipped:
@@ -52,6 +53,23 @@ def packed_data(args: argparse.Namespace, console: Console) -> PackedDataSet:
         console.event("skipped", count=len(packed.skipped), first=packed.skipped[0])
     console.line(describe(data))
     return data
+
+
+def _check_packed_as_asked(args: argparse.Namespace, own: PackOptions, data: PackedDataSet) -> None:
+    """UsageError where a flag asks for what a folder packed before does not have: it is taken as it is."""
+    if data.folder.resolve() != Path(args.data).resolve():
+        return
+    differs = {
+        "--size": own.size is not None and tuple(own.size) != data.shape[1:],
+        "--mean and --std": own.mean is not None and (tuple(own.mean), own.std) != (tuple(data.mean), tuple(data.std)),
+        "--gray": own.gray and data.planes != "gray",
+        "--bgr": own.bgr and data.planes != "BGR",
+    }
+    for flag in (flag for flag, differ in differs.items() if differ):
+        raise UsageError(
+            f"{args.data} was packed without this {flag} (samples of {'x'.join(map(str, data.shape))}). "
+            f"Leave {flag} out, or pack the data again with it."
+        )
 
 
 def describe(data: PackedDataSet) -> str:

@@ -36,6 +36,7 @@ struct taste_session {
     uint64_t gradient_bytes;
     uint32_t slot_count;
     float label_smoothing;
+    const uint16_t *groups; /* a class: its group; NULL: one of all. The caller's */
     uint32_t accumulated; /* micro-batches since the last update */
     uint32_t accumulated_samples;
     uint32_t seed;              /* of the dropout masks */

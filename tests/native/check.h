@@ -45,6 +45,7 @@ void test_layout(void);
 void test_pool(void);
 void test_steps(void);
 void test_cut_points(void);
+void test_class_groups(void);
 void test_errors(void);
 void test_sessions_side_by_side(void);
 void test_safetensors(void);

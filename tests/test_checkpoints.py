@@ -248,6 +248,7 @@ OTHERS: list[tuple[str, tuple[object, ...], str]] = [
     ("clip", ("--grad-clip", 1), "grad_clip 0, this run has 1"),
     ("smoothing", ("--label-smoothing", 0.1), "label_smoothing"),
     ("augment", ("--augment", "flip"), "augment 3, this run has 1"),
+    ("statistics", ("--bn-time-constant",), "bn_time_constant 0, this run has 1"),
     ("gamma", ("--step-gamma", 0.2), "step_gamma"),
     ("every", ("--step-every", 2), "step_every"),
 ]

@@ -11,32 +11,53 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from cross.load_model import load_model
 from tests.test_cross_builds import TARGETS, command_of
-from tests.test_parity import Array, batch_of, distance, in_float32, torch, torch_trajectory
+from tests.test_parity import (
+    DECAY,
+    MOMENTUM,
+    RATE,
+    STEPS,
+    Array,
+    batch_of,
+    distance,
+    in_float32,
+    seeded,
+    torch,
+    torch_trajectory,
+)
 
-BATCH, BATCHES, SEEDS = 4, 4, 3
+BATCH, BATCHES, SEEDS = 2, 4, range(3)
 
 
 def batches_of(name: str, seed: int) -> list[tuple[Array, Array]]:
-    model = load_model(name)
+    model = seeded(name, seed)
     return [batch_of(100 * seed + i, model.input_shape, BATCH, model.classes) for i in range(BATCHES)]
 
 
 @cache
-def oracle(name: str) -> tuple[dict[str, Array], float]:
-    """Float64's weights after the steps over the first seed's batches, and how far PyTorch's float32 came from its own."""
-    model, theirs = load_model(name), []
-    wanted: dict[str, Array] = {}
-    for seed in range(SEEDS):
-        batches = batches_of(name, seed)
-        true = torch_trajectory(model, name, batches, torch.float64)
-        wanted = wanted or true
-        runs = zip(*([(x, y, last) for x, last in in_float32(x)] for x, y in batches), strict=True)
-        for run in runs:
-            moved = torch_trajectory(model, name, [(x, y) for x, y, _ in run], torch.float32, channels_last=run[0][2])
-            theirs.append(distance(moved, true))
-    return wanted, max(theirs)
+def oracle(name: str, seed: int) -> tuple[dict[str, Array], float]:
+    """Float64's weights after the steps, and how far PyTorch's float32 came from them: the median of its runs."""
+    model, batches = seeded(name, seed), batches_of(name, seed)
+    true = torch_trajectory(model, name, batches, torch.float64)
+    runs = zip(*([(x, y, last) for x, last in in_float32(x)] for x, y in batches), strict=True)
+    theirs = [
+        torch_trajectory(model, name, [(x, y) for x, y, _ in run], torch.float32, channels_last=run[0][2])
+        for run in runs
+    ]
+    return true, float(np.median([distance(run, true) for run in theirs]))
+
+
+def trained(name: str, seed: int, program: list[str], folder: Path) -> dict[str, Array]:
+    """Weights after the same steps by the program."""
+    model, batches = seeded(name, seed), batches_of(name, seed)
+    save_file({k: np.concatenate([batch[i] for batch in batches]) for i, k in enumerate("xy")}, folder / "samples")
+    save_file({**model.parameters, **model.states}, folder / "weights")
+    flags = ["--weights", folder / "weights", "--samples", folder / "samples", "--save", folder / "trained"]
+    flags += ["--batch-size", BATCH, "--steps", STEPS, "--lr", RATE, "--momentum", MOMENTUM, "--weight-decay", DECAY]
+    command = [*program, "train", *map(str, flags)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
+    assert result.returncode == 0, result.stderr
+    return load_file(folder / "trained")
 
 
 @pytest.mark.needs("torch", "boards")
@@ -45,15 +66,7 @@ def oracle(name: str) -> tuple[dict[str, Array], float]:
 def test_trajectory_drifts_no_more_than_pytorch(
     name: str, target: str, built: Callable[..., Path], tmp_path: Path
 ) -> None:
-    batches = batches_of(name, 0)
-    samples = {k: np.concatenate([batch[i] for batch in batches]) for i, k in enumerate("xy")}
-    save_file(samples, tmp_path / "samples.safetensors")
-    folder = built(name, target, input_shape=None)
-    flags = ["--weights", folder / "weights.safetensors", "--samples", tmp_path / "samples.safetensors"]
-    flags += ["--batch-size", BATCH, "--steps", 20, "--lr", 0.01, "--momentum", 0.9, "--weight-decay", 5e-4]
-    flags += ["--save", tmp_path / "trained.safetensors"]
-    command = [*command_of(folder, target), "train", *map(str, flags)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
-    assert result.returncode == 0, result.stderr
-    wanted, allowed = oracle(name)
-    assert distance(load_file(tmp_path / "trained.safetensors"), wanted) <= 2 * allowed
+    """At most twice as far, in the median of three seeds: in one run an activation may fall to the other side of zero."""
+    program = command_of(built(name, target, input_shape=None), target)
+    ours = [distance(trained(name, seed, program, tmp_path), oracle(name, seed)[0]) for seed in SEEDS]
+    assert np.median(ours) <= 2 * np.median([oracle(name, seed)[1] for seed in SEEDS])

@@ -77,6 +77,7 @@ CASES = [
     Case("add an image", "add", IMAGE, IMAGE, lambda x, w: x + w, parameters={"w": IMAGE}),
     Case("dense", "dense", (13,), (5,), lambda x, w: x @ w.T, parameters={"w": (5, 13)}),
     Case("dense on tokens", "dense", (3, 16), (3, 9), lambda x, w: x @ w.T, parameters={"w": (9, 16)}),
+    Case("dense on many tokens", "dense", (20, 16), (20, 9), lambda x, w: x @ w.T, parameters={"w": (9, 16)}),
     Case("conv 3x3", "conv2d", IMAGE, (12, 5, 6), lambda x, w: functional.conv2d(x, w, padding=1),
          conv(pads=(1, 1, 1, 1)), {"w": (12, 10, 3, 3)}),
     Case("conv stride 2, one-sided pads", "conv2d", (8, 7, 7), (16, 4, 4),

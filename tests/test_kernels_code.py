@@ -13,8 +13,17 @@ from cross.kernels.convolution import ConvSpec, with_needed_pads
 from cross.kernels.convolution_forward import convolution_forward
 from cross.kernels.convolution_input_gradient import convolution_input_gradient, weight_transpose
 from cross.kernels.convolution_weight_gradient import convolution_weight_gradient
-from cross.kernels.dense import DenseSpec, dense_forward, dense_input_gradient, dense_weight_gradient
+from cross.kernels.dense import (
+    DenseSpec,
+    MatmulSpec,
+    dense_forward,
+    dense_input_gradient,
+    dense_weight_gradient,
+    matmul,
+    matrix_transpose,
+)
 from cross.kernels.depthwise import depthwise_forward, depthwise_input_gradient, depthwise_weight_gradient
+from cross.kernels.embedding import EmbeddingSpec, embedding, embedding_gradient
 from cross.kernels.grouped import grouped_forward, grouped_input_gradient, grouped_weight_gradient
 from cross.storage import NO_PADS
 from cross.target import Target, find_target
@@ -25,12 +34,16 @@ STRIDED = with_needed_pads(ConvSpec(16, 24, 9, 9, (3, 3), (2, 2), (1, 1, 1, 1)))
 DEPTHWISE = with_needed_pads(ConvSpec(96, 96, 8, 8, (3, 3), (2, 2), (1, 1, 1, 1), groups=96))
 GROUPED = ConvSpec(12, 18, 8, 8, (3, 3), pads=(1, 1, 1, 1), groups=3)
 DENSE = DenseSpec(65, 10)
+TABLE = EmbeddingSpec(7, 40, (3,))
 BUILDERS = [
     *((build, CONVOLUTION) for build in (convolution_forward, convolution_input_gradient, convolution_weight_gradient)),
     *((build, STRIDED) for build in (convolution_input_gradient, weight_transpose)),
     *((build, DEPTHWISE) for build in (depthwise_forward, depthwise_input_gradient, depthwise_weight_gradient)),
     *((build, GROUPED) for build in (grouped_forward, grouped_input_gradient, grouped_weight_gradient)),
     *((build, DENSE) for build in (dense_forward, dense_input_gradient, dense_weight_gradient)),
+    *((build, TABLE) for build in (embedding, embedding_gradient)),
+    (matmul, MatmulSpec((2,), 16, 24, 8)),
+    (matrix_transpose, (64, 48)),
 ]
 ALLOWED = {"TVMFFIErrorSetRaisedFromCStrParts", "__TVMBackendParallelLaunch", "memset"}
 LLVM: dict[str, dict[str, Any]] = {

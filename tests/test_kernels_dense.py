@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from cross.graph import BATCH
 from cross.kernels.dense import (
     DenseSpec,
     MatmulSpec,
@@ -13,6 +14,7 @@ from cross.kernels.dense import (
     dense_weight_gradient,
     flops,
     matmul,
+    matrix_transpose,
 )
 from tests.kernel_tensors import HOST, Runner, relative_error
 
@@ -61,6 +63,14 @@ def test_matmul_agrees_with_numpy(size: tuple[int, int, int], transpose_a: bool)
         stored_a = np.ascontiguousarray(a.swapaxes(2, 3)) if transpose_a else a
         y = kernel(stored_a, b, _blank(batch, 2, spec.rows, spec.columns))
         assert relative_error(y, a.astype(np.float64) @ b.astype(np.float64)) < TOLERANCE
+
+
+@pytest.mark.parametrize("shape", [(9, 17), (2, 3, 16, 5)], ids=str)
+def test_matrix_transpose_exchanges_the_last_two_axes(shape: tuple[int, ...]) -> None:
+    x = _random(*shape)
+    kernel = Runner(matrix_transpose((BATCH, *shape[1:]) if len(shape) > 2 else shape, HOST))
+    wanted = x.swapaxes(-1, -2)
+    assert np.array_equal(kernel(x, _blank(*wanted.shape)), wanted)
 
 
 def test_a_row_has_the_same_bits_in_any_batch() -> None:

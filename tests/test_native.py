@@ -31,7 +31,7 @@ from tests.native_builds import (
     run,
     succeed,
 )
-from tests.packed_data import pack
+from tests.packed_data import normalised, pack
 
 Build = Callable[..., Path]
 Array = np.ndarray[Any, Any]
@@ -109,6 +109,12 @@ def test_runtime_and_program_under_qemu(
     here, there = succeed(program, *arguments), succeed(emulated, *arguments, emulator=toolchain.emulator)
     losses = [[e["loss"] for e in events if e["event"] == "step"] for events in (here, there)]
     assert len(losses[0]) == 10 and losses[0] == pytest.approx(losses[1], rel=1e-4)
+    # One multiply and one add, also where the CPU has both in one instruction that rounds once.
+    save_file({"x": normalised(images), "y": labels}, tmp_path / "floats")
+    for name in ("packed", "floats"):
+        files = ("--samples", tmp_path / name, "--logits", tmp_path / f"{name}.out")
+        succeed(emulated, "eval", *files, "--batch-size", 4, emulator=toolchain.emulator)
+    assert (tmp_path / "packed.out").read_bytes() == (tmp_path / "floats.out").read_bytes()
 
 
 # taste-train's verbs.

@@ -161,6 +161,27 @@ def test_small_steps_are_told_at_most_ten_times_a_second(program: Path, packed: 
     assert len(few) <= 110 and sum(e["epoch"] == int(e["epoch"]) for e in few) == 100
 
 
+@pytest.mark.parametrize("slowed", [False, True])
+def test_running_statistics_at_the_pace_of_effective_batches(
+    program: Path, images: tuple[Array, Array], packed: Path, tmp_path: Path, slowed: bool
+) -> None:
+    """With weights that stay, the running mean is a sum over micro-batches of 4 (5 at the epoch's end: 9 and 5 samples)."""
+    weights = make_weights(3)
+    save_file(weights, tmp_path / "start")
+    arguments = ("train", "--samples", packed, "--weights", tmp_path / "start", "--batch-size", 4, "--seed", 5)
+    arguments += ("--effective-batch", 9, "--lr", 0, "--epochs", 1, "--save", tmp_path / "end")
+    succeed(program, *arguments, *(["--bn-time-constant"] if slowed else []))
+    order, mean = keyed_order(5, 0, COUNT), weights["scale.mean"].astype(np.float64)
+    for first, effective in ((0, 9), (9, 9), (18, 5)):
+        for at in range(first, first + effective, 4):
+            rows = order[at : min(at + 4, first + effective)]
+            x = normalised(images[0][rows]).reshape(len(rows), -1)
+            hidden = np.maximum(x @ weights["hidden.weight"].T + weights["hidden.bias"], 0)
+            pace = 1 - 0.9 ** (len(rows) / effective) if slowed else 0.1
+            mean += pace * (1.25 * hidden.mean(axis=0) - mean)
+    assert np.allclose(load_file(tmp_path / "end")["scale.mean"], mean, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(("batch", "optimizer"), [(1, "sgd"), (400, "adamw")])
 def test_training_takes_the_memory_that_was_planned(
     program: Path, packed: Path, tmp_path: Path, batch: int, optimizer: str

@@ -17,7 +17,7 @@ from math import prod
 
 from tvm.script.ir_builder import tirx as T
 
-from cross.graph import BATCH
+from cross.graph import BATCH, Shape
 from cross.kernels.loop_nest import (
     Buffer,
     Expr,
@@ -41,6 +41,12 @@ ROWS = 4
 
 SUM_CHUNK = 64
 """Summed rows that `_Outer` takes at a time, so that a chunk of `b` stays in the cache while a group of tiles uses it."""
+
+MANY_ROWS = 16
+"""Rows a sample from which transposing the weight pays: `_Outer` then does dense_forward's work, without sums over lanes."""
+
+BAND = 8
+"""Rows that a task of `matrix_transpose` fills: no more lines than a set of a first-level cache holds."""
 
 GROUP = 8
 """Tiles of rows that share a chunk of `b`."""
@@ -144,6 +150,26 @@ def matmul(spec: MatmulSpec, target: Target) -> PrimFunc:
                 lambda i, j: (y, (pair, i, j)),
             )
             nest.serial(spec.rows, spec.columns, spec.inner)
+    return kernel.function
+
+
+def matrix_transpose(shape: Shape, target: Target) -> PrimFunc:
+    """PrimFunc(x of `shape`, y with the last two axes exchanged). A task fills a few rows of y from their start, so that
+    each cache line stays in the first level until it is full."""
+    *leading, rows, columns = shape
+    with write_kernel("matrix_transpose") as kernel:
+        count: Expr = 1
+        for extent in leading:
+            count = count * (kernel.batch if extent == BATCH else extent)
+        x, y = kernel.tensor("x", shape), kernel.tensor("y", (*leading, columns, rows))
+        x, y = view(x, count, rows, columns), view(y, count, columns, rows)
+        bands = -(-columns // BAND)
+        with T.parallel(count * bands) as task:
+            matrix, first = settle(task // bands), settle(task % bands * BAND)
+            with when(first + BAND <= columns), T.serial(rows) as i, T.unroll(BAND) as j:
+                store(y, (matrix, first + j, i), x[matrix, i, first + j])
+            with when(first + BAND > columns), T.serial(rows) as i, T.serial(columns - first) as j:
+                store(y, (matrix, first + j, i), x[matrix, i, first + j])
     return kernel.function
 
 

@@ -235,7 +235,18 @@ def _dense_shape(site: Site, x: TensorType, weight: TensorType) -> tuple[int, in
 
 
 def _dense(site: Site) -> list[SiteCall]:
-    return _dense_call(site, dense.dense_forward, site.input_types()[0], site.input_types()[1])
+    """With many rows a sample, the weight is transposed first and rows of the result are accumulated in vectors."""
+    x, weight = site.input_types()
+    rows, depth, width = _dense_shape(site, x, weight)
+    if rows < dense.MANY_ROWS or site.target.vector_floats == 1:
+        return _dense_call(site, dense.dense_forward, x, weight)
+    (data, name), (output,) = site.node.inputs, site.node.outputs
+    copy = f"{name}:transposed~{output}"
+    spec = dense.DenseSpec(inputs=width, outputs=depth, leading=tuple(x.shape[1:-1]))
+    build = partial(dense.dense_input_gradient, spec, site.target)
+    work = (0, 2 * rows * depth * width)
+    product = SiteCall("dense_rows", (spec, site.target.name), build, (data, copy, output), work)
+    return [_matrix_transpose(site, name, copy), product]
 
 
 def _dense_input_gradient(site: Site) -> list[SiteCall]:
@@ -276,11 +287,9 @@ def _matmul(site: Site) -> list[SiteCall]:
 
 def _matrix_transpose(site: Site, name: str, copy: str) -> SiteCall:
     """A copy of a tensor with its last two axes exchanged."""
-    x, shape = site.storages[name], site.types[name].shape
-    last = len(shape) - 1
-    kind = TensorType((*shape[:-2], shape[-1], shape[-2]))
-    perm, storage = (*range(last - 1), last, last - 1), plain(kind)
-    build = partial(movement.transpose_kernel, x, perm, storage, kind, site.vector)
+    shape = site.types[name].shape
+    storage = plain(TensorType((*shape[:-2], shape[-1], shape[-2])))
+    build = partial(dense.matrix_transpose, shape, site.target)
     return SiteCall("matrix_transpose", (shape, site.target.name), build, (name, copy), (0, 0), {copy: storage})
 
 

@@ -287,6 +287,11 @@ taste_status taste_session_set_class_groups(taste_session *session, const uint16
 taste_status taste_session_run(taste_session *session, taste_parameters *parameters, uint32_t program, uint32_t phases,
                                uint32_t first_block, uint32_t end_block, uint32_t batch_size);
 
+/* 1: running statistics move at the pace of effective batches, in a session that accumulates. A micro-batch of b rows of an
+ * effective batch of G moves them by 1 - 0.9^(b/G) where they would move by 0.1 (PyTorch's momentum; others in proportion).
+ * 0 in a new session: every micro-batch moves them by the whole momentum. */
+void taste_session_set_time_constant(taste_session *session, int32_t by_effective_batch);
+
 /* Copies a batch into a program's input and target (y may be NULL: only the input). x: float32 or int32 [batch_size,
  * sample]; y: int32 labels, one a row of logits, checked against the number of classes, or float32 [batch_size, ...]. */
 taste_status taste_session_load(taste_session *session, uint32_t program, uint32_t batch_size, const void *x,

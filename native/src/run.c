@@ -271,6 +271,19 @@ static taste_status forward_backward(taste_session *session, const taste_paramet
     return status;
 }
 
+/* Whether a micro-batch must move the running statistics less than its kernels do. */
+static int is_slowed(const taste_session *session, uint32_t batch_size, uint32_t effective_batch) {
+    return session->by_effective_batch && session->statistics != NULL && batch_size < effective_batch;
+}
+
+/* Takes back a part of what a micro-batch did to the running statistics. */
+static void slow_statistics(const taste_session *session, const taste_parameters *parameters, double share) {
+    float *now = (float *)parameters->region[TASTE_REGION_STATES];
+    float kept = (float)((1 - pow(0.9, share)) / 0.1);
+    for (uint64_t i = 0; i < session->model->state_bytes / sizeof(float); i++)
+        now[i] = session->statistics[i] + (now[i] - session->statistics[i]) * kept;
+}
+
 static taste_status check_trains(taste_session *session, uint32_t program) {
     const taste_model *model = session->model;
     const taste_program *p = program < model->program_count ? &model->programs[program] : NULL;
@@ -296,8 +309,13 @@ taste_status taste_session_gradients(taste_session *session, taste_parameters *p
     out_step->load_ns = taste_now_ns() - start;
     if (status != TASTE_STATUS_OK) return status;
     set_scalars(session, &session->model->programs[program], effective_batch);
+    int slowed = is_slowed(session, batch_size, effective_batch);
+    if (slowed) {
+        memcpy(session->statistics, parameters->region[TASTE_REGION_STATES], session->model->state_bytes);
+    }
     surroundings outer = enter(session);
     status = forward_backward(session, parameters, program, batch_size, out_step);
+    if (slowed) slow_statistics(session, parameters, (double)batch_size / effective_batch);
     if (status == TASTE_STATUS_OK && session->accumulator != NULL) taste_session_accumulate(session, batch_size);
     leave(session, outer);
     return status;

@@ -7,7 +7,7 @@
 /* Offsets of a session's parts in its block. */
 typedef struct session_plan {
     uint64_t bindings, tensors, shapes, gradient_offsets, partials, workspace, scalars;
-    uint64_t gradients, slots, accumulator, arena;
+    uint64_t gradients, slots, accumulator, statistics, arena;
     uint64_t gradient_bytes, arena_bytes, updated_segments, total_bytes;
 } session_plan;
 
@@ -77,6 +77,7 @@ static taste_status make_plan(const taste_model *model, const taste_use *uses, s
     plan->gradients = reserve(plan, plan->gradient_bytes);
     plan->slots = reserve(plan, options->slots * plan->gradient_bytes);
     plan->accumulator = options->accumulate ? reserve(plan, plan->gradient_bytes) : 0;
+    plan->statistics = options->accumulate ? reserve(plan, model->state_bytes) : 0;
     plan->arena = reserve(plan, plan->arena_bytes);
     return TASTE_STATUS_OK;
 }
@@ -148,6 +149,7 @@ taste_status taste_session_init(const taste_model *model, const taste_use *uses,
     session->slot_count = options->slots;
     session->gradient_bytes = plan.gradient_bytes;
     session->accumulator = options->accumulate ? base + plan.accumulator : NULL;
+    session->statistics = options->accumulate ? (float *)(base + plan.statistics) : NULL;
     session->arena = base + plan.arena;
     session->seed = model->seed;
     for (size_t i = 0; i < use_count; i++) {
@@ -167,6 +169,10 @@ const char *taste_session_error(const taste_session *session) {
 void taste_session_set_step(taste_session *session, uint32_t seed, uint32_t step) {
     session->seed = seed;
     session->step = step;
+}
+
+void taste_session_set_time_constant(taste_session *session, int32_t by_effective_batch) {
+    session->by_effective_batch = by_effective_batch;
 }
 
 taste_status taste_session_set_label_smoothing(taste_session *session, float smoothing) {

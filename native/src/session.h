@@ -37,6 +37,8 @@ struct taste_session {
     uint32_t slot_count;
     float label_smoothing;
     const uint16_t *groups; /* a class: its group; NULL: one of all. The caller's */
+    int32_t by_effective_batch;
+    float *statistics; /* the states before a micro-batch; only where gradients are accumulated */
     uint32_t accumulated; /* micro-batches since the last update */
     uint32_t accumulated_samples;
     uint32_t seed;              /* of the dropout masks */

@@ -5,6 +5,7 @@
 
 #include "clock.h"
 #include "error.h"
+#include "generator.h"
 #include "json.h"
 #include "order.h"
 
@@ -76,7 +77,7 @@ static void note_facts(learning *run) {
     checkpoint_note(facts, "order_seed", "%llu", (unsigned long long)l->order_seed);
     checkpoint_note(facts, "scenario", "%d", l->scenario);
     checkpoint_note(facts, "tasks", "%u", run->plan.tasks);
-    checkpoint_note(facts, "task_of", "%.70s", l->task_of != NULL ? l->task_of : "the order seed");
+    checkpoint_note(facts, "task_of", "%016llx", (unsigned long long)taste_fnv1a64(l->task_of != NULL ? l->task_of : ""));
     checkpoint_note(facts, "buffer", "%u", run->replay != NULL ? l->buffer : 0);
     checkpoint_note(facts, "memory_policy", "%d", l->policy);
     checkpoint_note(facts, "stream_rows", "%u", run->plan.stream_rows);

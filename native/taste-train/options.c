@@ -59,6 +59,7 @@ static const flag flags[] = {
     {"--eval-every", "t", COUNT, AT(eval_every), 0, NULL},
     {"--augment", "tl", CHOICE, AT(augment), 0, "none|flip|crop-flip|crop-flip-cutout"},
     {"--bn-policy", "t", CHOICE, AT(bn_policy), 0, "per-micro-batch|frozen"},
+    {"--bn-time-constant", "t", SWITCH, AT(bn_time_constant), 0, NULL},
     {"--checkpoint", "tl", TEXT, AT(checkpoint), 0, NULL},
     {"--checkpoint-every", "tl", PERIOD, AT(checkpoint_seconds), 0, NULL},
     {"--resume", "tl", SWITCH, AT(resume), 0, NULL},

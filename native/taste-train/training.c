@@ -25,6 +25,7 @@ static void note_facts(training *run) {
     checkpoint_note(facts, "step_gamma", "%.9g", o->step_gamma);
     checkpoint_note_hyper(facts, &o->hyper);
     checkpoint_note(facts, "label_smoothing", "%.9g", (double)o->label_smoothing);
+    checkpoint_note(facts, "bn_time_constant", "%d", o->bn_time_constant);
     checkpoint_note(facts, "augment", "%d", o->augment);
 }
 
@@ -77,6 +78,7 @@ taste_status training_init(const options *options, const trainer *t, const sampl
     }
     status = taste_session_set_label_smoothing(t->session, options->label_smoothing);
     if (status != TASTE_STATUS_OK) return trainer_failed(t, status, error);
+    taste_session_set_time_constant(t->session, options->bn_time_constant);
     plan_schedule(out);
     note_facts(out);
     taste_session_set_step(t->session, (uint32_t)out->seed, 0);

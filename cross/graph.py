@@ -99,12 +99,30 @@ class Init:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Where a stored tensor comes from in the user's ONNX file: what export needs to write it back.
+
+    `tensor`: the file's initializer, or the folded result that is read in its place. `readers`: the nodes that read it,
+    (first output of the node, index of the input). `steps`: how the file's array became ours, in order:
+    ('reshape', shape before) or ('transpose', order); the first `folded` of them are nodes of the file. `others`: further
+    readers of a tensor that is used twice, which the file turns another way.
+    """
+
+    tensor: str
+    readers: tuple[tuple[str, int], ...] = ()
+    steps: tuple[tuple[str, Shape], ...] = ()
+    folded: int = 0
+    others: tuple[Origin, ...] = ()
+
+
+@dataclass(frozen=True)
 class Model:
     """A forward graph with one input (float32, or int32 tokens) and one output (logits), ready for `build_training_graph`.
 
     `parameters` are trainable, `states` are running statistics, `constants` are neither. All are float32 (or int32)
     arrays in canonical layout, keyed by tensor name; names are the user's own (ONNX initializer names).
     `inits` gives each parameter's and state's seeded initialisation.
+    `origins` says where parameters and states come from in the user's file.
     `metadata`: JSON-able facts for messages and for export, among them 'softmax_removed' (bool),
     'weight_layout' ({parameter: 'oihw'|'kn' (stored transposed, ONNX MatMul order)|...}), 'notes' (list of one-line strings).
     """
@@ -120,6 +138,7 @@ class Model:
     inits: Mapping[str, Init]
     blocks: tuple[Block, ...]
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    origins: Mapping[str, Origin] = field(default_factory=dict)
 
     @property
     def input_shape(self) -> Shape:

@@ -132,7 +132,9 @@ def _import(
     output, softmax = remove_softmax(draft, output)
     output = flatten_logits(draft, output)
     fresh: set[str] = set()
+    file_classes, axes = draft.shapes[output][-1], dict[str, int]()
     if classes is not None:
+        axes = {name: shape.index(file_classes) for name, shape in draft.shapes.items() if file_classes in shape}
         draft, fresh = replace_classes(draft, output, classes)
     draft.prune(output)
     if source.input_type in INTEGERS or any(node.op == "embedding" for node in draft.nodes):
@@ -140,6 +142,7 @@ def _import(
     if not draft.parameters:
         raise UnsupportedModelError("the model has no weights to train. Choose another --output.")
     metadata = _metadata(draft, source, softmax, "nhwc" if turned else "nchw")
+    metadata |= {"file_classes": file_classes, "replaced": {name: axes[name] for name in sorted(fresh)}}
     model = _finish(draft, output, name, init, seed, fresh, metadata)
     normalised = bool(model.states) or any(node.op == "layer_norm" for node in model.nodes)
     uncalibrated = init == "seeded" and not from_zoo and not normalised
@@ -179,6 +182,7 @@ def _finish(
         inits=inits,
         blocks=blocks,
         metadata=metadata,
+        origins=dict(draft.origins),
     )
 
 

@@ -6,7 +6,7 @@ Remote commands are argument lists. `shell_line` is the only place that turns on
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +15,9 @@ from cross.errors import UsageError
 
 ANSWER_S = 15.0
 """Longest wait for an answer to anything small; with what follows it, nothing takes longer than 20 s on a dead link."""
+
+SAVE_S = 120.0
+"""Longest wait for a program that was asked to end: what it saves may go to a slow card."""
 
 TIED_SCRIPT = r"""
 exec 3<&0
@@ -57,6 +60,14 @@ class Connection(Protocol):
         """Run to the end, at most `timeout` seconds (default ANSWER_S); `tied` ends it when this side goes away."""
         ...
 
+    def follow(self, arguments: Sequence[str], on_line: Callable[[str], None]) -> RunResult:
+        """Run a tied command to its end, however long it takes; `on_line` gets each line of its stdout as it comes.
+
+        Ctrl-C here ends the command's input, so it is asked to end, and is followed on for at most SAVE_S; the result
+        then has the exit code that the command chose. `stdout` of the result is empty.
+        """
+        ...
+
     def put(self, source: Path, path: str, *, offset: int = 0) -> int:
         """Write `source` from byte `offset` on to the same place of `path`; the number of bytes sent."""
         ...
@@ -92,6 +103,20 @@ class Connection(Protocol):
     def close(self) -> None:
         """Idempotent."""
         ...
+
+
+class Lines:
+    """Bytes in any pieces -> whole lines of text, each given to `on_line`."""
+
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self._on_line = on_line
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        """Take a piece; a line is given on as soon as its end has come."""
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        for line in whole:
+            self._on_line(line.decode(errors="replace"))
 
 
 def shell_line(arguments: Sequence[str]) -> str:

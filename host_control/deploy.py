@@ -3,6 +3,8 @@
     DIR/objects/<sha256>/NAME     files by content; sent as NAME.part, hashed on the board, synced, renamed
     DIR/deployments/<id>/NAME     links to the objects of one build; made beside and renamed as a whole
     DIR/current                   link to the deployment in use; switched by one rename
+    DIR/data/<sha256>/NAME        data sets and weights by content, kept until `board clean`
+    DIR/runs/<run>/               what a training run leaves there: checkpoints, weights
 
 What is there already is not sent again, a part left by a cut is resumed where its hash fits, and the deployment before
 the current one is kept. DIR is ~/.local/share/taste-edge unless said otherwise.
@@ -25,7 +27,7 @@ from host_control.connection import Connection, RunResult
 PROGRAM = "taste-train"
 DEFAULT_FOLDER = "~/.local/share/taste-edge"
 
-_OURS = ("current", "current.part", "deployments", "objects")
+_OURS = ("current", "current.part", "data", "deployments", "objects", "runs")
 _EXECUTABLE = (PROGRAM, "libtaste.so")
 _BLOCK_BYTES = 1 << 20
 _MARGIN_BYTES = 1 << 20
@@ -91,6 +93,26 @@ def activate(connection: Connection, deployment: Deployment) -> None:
     connection.rename(f"{folder}/current.part", f"{folder}/current")
     _sync(connection, folder)
     _prune(connection, folder, {deployment.id, posixpath.basename(before or "")})
+
+
+def upload_file(connection: Connection, source: Path, folder: str) -> tuple[str, int]:
+    """Put one file on the board under its content's hash; its path there, and the bytes sent (0: it was there).
+
+    Sent, hashed there, synced and renamed as a build is; NoSpaceError (11) with the numbers before anything is sent.
+    """
+    digest, size = _sha256(source), source.stat().st_size
+    path = f"{folder}/data/{digest}/{source.name}"
+    if connection.size(path) == size:
+        return path, 0
+    _command(connection, ["mkdir", "-p", posixpath.dirname(path)])
+    _check_space(connection, folder, size - min(size, connection.size(f"{path}.part") or 0), source.name)
+    try:
+        sent = _send(connection, source, f"{path}.part")
+    except (FileError, NoSpaceError):
+        connection.run(["rm", "-f", f"{path}.part"])
+        raise
+    _settle(connection, {path: digest})
+    return path, sent
 
 
 def remove_all(connection: Connection, folder: str) -> list[str]:
@@ -208,11 +230,11 @@ def _full_disk(connection: Connection, part: str, total: int, error: TasteError)
     return error
 
 
-def _check_space(connection: Connection, folder: str, needed: int) -> None:
+def _check_space(connection: Connection, folder: str, needed: int, what: str = "the build") -> None:
     free = _free_bytes(connection, folder)
     if needed and free is not None and free < needed + _MARGIN_BYTES:
         raise NoSpaceError(
-            f"{connection.name} has {_mib(free)} free in {folder}, the build needs {_mib(needed + _MARGIN_BYTES)}. "
+            f"{connection.name} has {_mib(free)} free in {folder}, {what} needs {_mib(needed + _MARGIN_BYTES)}. "
             "Free some, run `board clean`, or pass --remote-dir."
         )
 

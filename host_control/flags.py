@@ -150,7 +150,11 @@ def add_model_flags(parser: argparse.ArgumentParser, required: bool = True) -> N
         help="what to train: all, head, last:K (blocks), norms, or a regular expression over names; "
         "the rest is frozen (default: all)",
     )
-    group.add_argument("--unfold-bn", action="store_true", help="put batch norms back where an exporter folded them")
+    group.add_argument(
+        "--unfold-bn",
+        action=argparse.BooleanOptionalAction,
+        help="put batch norms back where an exporter folded them (default: train does, other verbs do not)",
+    )
     group.add_argument("--target", metavar="NAME", help="CPU to build for (default: probed from the board)")
 
 
@@ -208,14 +212,15 @@ def pack_options(args: argparse.Namespace) -> PackOptions:
     return PackOptions(**{name: getattr(args, name) for name in names})
 
 
-def add_running_flags(parser: argparse.ArgumentParser) -> None:
-    """How a step runs on the board."""
+def add_running_flags(parser: argparse.ArgumentParser, measuring: bool = True) -> None:
+    """How a step runs on the board; `measuring` adds what only a measurement needs."""
     group = parser.add_argument_group("running")
     group.add_argument("--threads", type=positive, help="threads (default: one a core)")
     group.add_argument("--cores", type=core_list, help="cores to run on, such as 0,1 or 0-3 (default: all)")
     group.add_argument("--memory", type=byte_count, metavar="BYTES", help="most the program may use, such as 512M")
     group.add_argument("--seed", type=not_negative, default=0, help="seed of weights, data and search (default: 0)")
-    group.add_argument("--seconds", type=seconds, default=2.0, help="shortest measurement of one size (default: 2)")
+    if measuring:
+        group.add_argument("--seconds", type=seconds, default=2.0, help="shortest measurement of one size (default: 2)")
 
 
 def add_output_flags(parser: argparse.ArgumentParser) -> None:

@@ -7,24 +7,29 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cross.errors import CorruptInputError, UsageError
+from cross.zoo import ZOO
 from host_control.board import BoardFacts, DeployResult
 from host_control.console import Console, mib
 from host_control.search.space import MemoryForm
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from cross.build import BuildResult
     from cross.graph import Model
     from cross.target import Target
     from host_control.boards import DeployedBoard, RecordedBoard
 
-_UNFOLD_SAMPLES = 32
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+UNFOLD_SAMPLES = 32
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,15 @@ def opened_board(args: argparse.Namespace) -> Iterator[DeployedBoard | RecordedB
         yield board
 
 
+def deployed(board: Any) -> DeployedBoard:
+    """The board, where programs can be sent to it."""
+    from host_control.boards import DeployedBoard
+
+    if not isinstance(board, DeployedBoard):
+        raise UsageError(f"{board.name} is a table, not a board: nothing can run there. Name another --board.")
+    return board
+
+
 def choose_target(name: str | None, board: str, facts: BoardFacts | None) -> Target:
     """--target, or the emulated board's own, or what the probe of the board suggests."""
     from cross.target import find_target
@@ -83,7 +97,22 @@ def choose_target(name: str | None, board: str, facts: BoardFacts | None) -> Tar
 
 def build_model(args: argparse.Namespace, target: Target, out: Path, console: Console) -> tuple[Built, BuildResult]:
     """Import --model and build it for `target` into `out`."""
-    from cross.build import build
+    return build_imported(import_model(args, console), args, target, out, console)
+
+
+def import_model(
+    args: argparse.Namespace,
+    console: Console,
+    *,
+    input_shape: Sequence[int] | None = None,
+    classes: int | None = None,
+    samples: Array | None = None,
+) -> Model:
+    """--model with --weights. `input_shape` and `classes` come before the flags': those of the data to train on.
+
+    `samples`: float32 [B, C, H, W] that set the statistics of --unfold-bn (default: random ones); where they are given,
+    an ONNX file without batch norms gets them back unless --no-unfold-bn says otherwise.
+    """
     from cross.load_model import load_model
     from cross.weights.load import load_weights
     from cross.weights.match import match_weights
@@ -91,19 +120,32 @@ def build_model(args: argparse.Namespace, target: Target, out: Path, console: Co
     console.event("progress", stage="load_model", model=args.model)
     model = load_model(
         args.model,
-        input_shape=args.input_shape,
-        classes=args.classes,
+        input_shape=input_shape or args.input_shape,
+        classes=classes or args.classes,
         input_name=args.input,
         output_name=args.output,
         init=args.init,
         seed=args.seed,
     )
-    if args.unfold_bn:
-        model = _with_batch_norms(model, args.seed, console)
+    wanted = args.unfold_bn
+    if wanted is None:
+        normless = not any(node.op == "batch_norm" for node in model.nodes)
+        convolves = any(node.op == "conv2d" for node in model.nodes)
+        wanted = samples is not None and args.model not in ZOO and normless and convolves
+    if wanted:
+        model = _with_batch_norms(model, args.seed, samples, console)
     if args.weights is not None:
         model = match_weights(model, load_weights(args.weights), source=str(args.weights), seed=args.seed)
     for note in model.metadata.get("notes", ()):
         console.line(note)
+    return model
+
+
+def build_imported(
+    model: Model, args: argparse.Namespace, target: Target, out: Path, console: Console
+) -> tuple[Built, BuildResult]:
+    """Build a model that is imported already."""
+    from cross.build import build
 
     with console.progress(f"building {model.name} for {target.name}") as progress:
         result = build(model, target, out, loss=args.loss, trainable=args.trainable, seed=args.seed, progress=progress)
@@ -128,14 +170,17 @@ def _savings(manifest: Mapping[str, Any]) -> str:
     )
 
 
-def _with_batch_norms(model: Model, seed: int, console: Console) -> Model:
+def _with_batch_norms(model: Model, seed: int, samples: Array | None, console: Console) -> Model:
     """Batch norms put back; the function is the same whatever samples set their statistics."""
     import numpy as np
 
     from cross.onnx_import.unfold import unfold_batch_norm
 
-    samples = np.random.default_rng(seed).standard_normal((_UNFOLD_SAMPLES, *model.input_shape)).astype(np.float32)
-    console.line(f"batch norms are put back, scaled by one pass of {_UNFOLD_SAMPLES} random samples (seed {seed})")
+    whose = "samples of the data"
+    if samples is None:
+        whose = f"random samples (seed {seed})"
+        samples = np.random.default_rng(seed).standard_normal((UNFOLD_SAMPLES, *model.input_shape)).astype(np.float32)
+    console.line(f"batch norms are put back, scaled by one pass of {len(samples)} {whose}")
     return unfold_batch_norm(model, samples)
 
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cross.errors import BusyError, UsageError
+from cross.errors import BusyError, CorruptInputError, UsageError
 from host_control.console import finite
 
 RUNS = Path("runs")
@@ -64,9 +64,19 @@ class RunFolder:
         return write_whole(self.path / name, (json.dumps(finite(value), indent=2) + "\n").encode())
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """What `write_json` left under `name`, or None."""
-        file = self.path / name
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        """What `write_json` left under `name`, or None; CorruptInputError where it is not that any more."""
+        return read_json(self.path / name) if (self.path / name).exists() else None
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object that `RunFolder.write_json` wrote; CorruptInputError where the file holds something else."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError("it holds no object")
+    except ValueError as error:
+        raise CorruptInputError(f"{file} was not written by taste-edge: {error}. Use another --out.") from error
+    return value
 
 
 def write_whole(path: Path, data: bytes) -> Path:
@@ -89,9 +99,9 @@ def write_whole(path: Path, data: bytes) -> Path:
     return path
 
 
-def find_resumable(identity: dict[str, Any], runs: Path = RUNS) -> Path | None:
-    """The newest run folder whose `study.json` has this identity, is not complete, and is not in use; None where none is."""
-    for file in sorted(runs.glob("*/study.json"), key=lambda path: path.stat().st_mtime, reverse=True):
+def find_resumable(identity: dict[str, Any], runs: Path = RUNS, record: str = "study.json") -> Path | None:
+    """The newest run folder whose `record` has this identity, is not complete, and is not in use; None where none is."""
+    for file in sorted(runs.glob(f"*/{record}"), key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             stored = json.loads(file.read_text(encoding="utf-8"))
         except ValueError:

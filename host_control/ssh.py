@@ -13,13 +13,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
 import select
 import socket
 import stat
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from cross.errors import (
     TasteError,
     UsageError,
 )
-from host_control.connection import ANSWER_S, RunResult, shell_line, tied_arguments
+from host_control.connection import ANSWER_S, SAVE_S, Lines, RunResult, shell_line, tied_arguments
 from host_control.ssh_auth import Ask, ask_terminal, authenticate
 from host_control.ssh_dial import dial
 from host_control.ssh_host import SshHost, resolve_host
@@ -146,13 +147,29 @@ class Connection:
         """
         words = tied_arguments(arguments) if tied else list(arguments)
         what = os.path.basename(arguments[0])
-        channel = self._open_session()
+        channel, output, messages = self._open_session(), bytearray(), bytearray()
         try:
             with self._bounded(f"start {what}"):
                 channel.exec_command(os.fsencode(shell_line(words)))
                 if not tied:
                     channel.shutdown_write()
-            return self._collect(channel, tuple(arguments), timeout or self._answer_s)
+            return self._collect(channel, tuple(arguments), timeout or self._answer_s, output.extend, messages, output)
+        finally:
+            self._close_channel(channel)
+
+    def follow(self, arguments: Sequence[str], on_line: Callable[[str], None]) -> RunResult:
+        """As in host_control.connection. A link that is lost ends the command, which saves as after Ctrl-C."""
+        channel, words = self._open_session(), tuple(arguments)
+        lines, messages = Lines(on_line), bytearray()
+        try:
+            with self._bounded(f"start {os.path.basename(arguments[0])}"):
+                channel.exec_command(os.fsencode(shell_line(tied_arguments(arguments))))
+            try:
+                return self._collect(channel, words, math.inf, lines.feed, messages)
+            except KeyboardInterrupt:
+                with self._bounded("end the program"):
+                    channel.shutdown_write()
+                return self._collect(channel, words, SAVE_S, lines.feed, messages)
         finally:
             self._close_channel(channel)
 
@@ -267,10 +284,18 @@ class Connection:
         with contextlib.suppress(TasteError), self._bounded("close a channel"):
             channel.close()
 
-    def _collect(self, channel: paramiko.Channel, arguments: tuple[str, ...], timeout: float) -> RunResult:
+    def _collect(
+        self,
+        channel: paramiko.Channel,
+        arguments: tuple[str, ...],
+        timeout: float,
+        on_output: Callable[[bytes], None],
+        messages: bytearray,
+        output: bytearray | None = None,
+    ) -> RunResult:
         """Both streams to their ends, then the exit code. A quiet program is fine, a quiet host is not."""
         quiet_s = self._answer_s * _QUIET_SHARE
-        until, output, messages = time.monotonic() + timeout, bytearray(), bytearray()
+        until = time.monotonic() + timeout
         while True:
             if channel.exit_status_ready() and _drained(channel):
                 break
@@ -283,7 +308,7 @@ class Connection:
             if channel.eof_received:
                 channel.status_event.wait(min(left, quiet_s))
             ready, _, _ = select.select([channel], [], [], min(left, quiet_s))
-            got = _receive(channel, output, messages)
+            got = _receive(channel, on_output, messages)
             if not got and (not ready or channel.eof_received) and not channel.exit_status_ready():
                 self._ping()
         code = channel.recv_exit_status()
@@ -293,7 +318,10 @@ class Connection:
             )
         # Without an exit code the server reports a signal, which paramiko does not pass on.
         return RunResult(
-            arguments, code if code >= 0 else 255, output.decode(errors="replace"), messages.decode(errors="replace")
+            arguments,
+            code if code >= 0 else 255,
+            (output or b"").decode(errors="replace"),
+            messages.decode(errors="replace"),
         )
 
     @property
@@ -382,14 +410,15 @@ class Connection:
             raise
 
 
-def _receive(channel: paramiko.Channel, output: bytearray, messages: bytearray) -> bool:
+def _receive(channel: paramiko.Channel, on_output: Callable[[bytes], None], messages: bytearray) -> bool:
     """Take what has arrived on both streams; whether there was anything."""
-    before = len(output) + len(messages)
+    before, got = len(messages), False
     while channel.recv_ready():
-        output += channel.recv(1 << 16)
+        got = True
+        on_output(channel.recv(1 << 16))
     while channel.recv_stderr_ready():
         messages += channel.recv_stderr(1 << 16)
-    return len(output) + len(messages) > before
+    return got or len(messages) > before
 
 
 def _drained(channel: paramiko.Channel) -> bool:

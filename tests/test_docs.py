@@ -45,7 +45,7 @@ def test_verbs_are_those_of_the_command_line() -> None:
 
 def test_flags_are_those_of_the_command_line() -> None:
     columns = [row.split("|")[1] for row in _section("Flags").splitlines() if row.startswith("| `--")]
-    documented = {flag for column in columns for flag in re.findall(r"--[a-z-]+", column)}
+    documented = {flag for column in columns for flag in re.findall(r"--[a-z0-9-]+", column)}
     assert documented == _options(make_parser()) - {"--help"}
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from cross.graph import Node, Shape
+from cross.graph import Node, Origin, Shape
 from cross.onnx_import.infer import WEIGHTED, output_shape
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -26,6 +26,7 @@ class Draft:
     constants: dict[str, Array] = field(default_factory=dict)
     layouts: dict[str, str] = field(default_factory=dict)
     trained: set[str] = field(default_factory=set)
+    origins: dict[str, Origin] = field(default_factory=dict)
 
     def emit(
         self, op: str, inputs: Sequence[str], attrs: dict[str, Any] | None = None, *, name: str, source: str = ""
@@ -48,20 +49,31 @@ class Draft:
             candidate = f"{name}#{count}"
         return candidate
 
-    def parameter(self, name: str, array: Array, layout: str, *, tie: bool = False) -> str:
+    def parameter(self, name: str, array: Array, layout: str, origin: Origin, *, tie: bool = False) -> str:
         """Add a trainable tensor. With `tie`, the same array under the same name is one tensor used twice."""
         known = self.parameters.get(name)
         if tie and known is not None and self.layouts[name] == layout and np.array_equal(known, array):
+            self.tie(name, origin)
             return name
         name = self._add(name, array)
         self.parameters[name] = array
         self.layouts[name] = layout
+        self.origins[name] = origin
         return name
 
-    def state(self, name: str, array: Array) -> str:
+    def tie(self, name: str, origin: Origin) -> None:
+        """Note that the file reads the parameter `name` once more, as `origin` says."""
+        first = self.origins[name]
+        if first.steps == origin.steps:
+            self.origins[name] = replace(first, readers=first.readers + origin.readers)
+        else:
+            self.origins[name] = replace(first, others=(*first.others, origin))
+
+    def state(self, name: str, array: Array, origin: Origin) -> str:
         """Add a running statistic."""
         name = self._add(name, array)
         self.states[name] = array
+        self.origins[name] = origin
         return name
 
     def constant(self, name: str, array: Array) -> str:
@@ -91,6 +103,7 @@ class Draft:
             states=dict(self.states),
             constants=dict(self.constants),
             layouts=dict(self.layouts),
+            origins=dict(self.origins),
         )
 
     def consumers(self) -> dict[str, list[Node]]:
@@ -113,5 +126,6 @@ class Draft:
             for name in [n for n in table if n not in needed]:
                 del table[name]
                 self.layouts.pop(name, None)
+                self.origins.pop(name, None)
         alive = needed | {self.input}
         self.shapes = {name: shape for name, shape in self.shapes.items() if name in alive}

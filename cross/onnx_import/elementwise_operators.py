@@ -74,7 +74,7 @@ def operand(o: Operator, index: int, op: str) -> str:
     if op == "add" and np.abs(value).max(initial=0.0) >= MASKING:
         return o.draft.constant(o.origin(index), np.clip(value, -LARGEST, LARGEST))
     if op in TRAINABLE and any(o.data(i) in o.draft.trained for i in others):
-        return o.draft.parameter(o.origin(index), value, "broadcast")
+        return o.parameter(index, value, "broadcast")
     return o.draft.constant(o.origin(index), value)
 
 

@@ -25,11 +25,11 @@ def conv(o: Operator) -> str:
     strides, dilations = _pair(o, "strides", row), _pair(o, "dilations", row)
     pads = _pads(o, kernel, strides, dilations, row)
     layout = "oih" if row else "oihw"
-    w = o.draft.parameter(o.origin(1), weight, layout, tie=True)
+    w = o.parameter(1, weight, layout, tie=True)
     groups = int(o.attrs.get("group", 1))
     y = o.emit("conv2d", x, w, strides=strides, pads=pads, dilations=dilations, groups=groups)
     if o.has(2):
-        b = o.draft.parameter(o.origin(2), o.constant(2, "bias").reshape(-1, 1, 1), "c")
+        b = o.parameter(2, o.constant(2, "bias").reshape(-1, 1, 1), "c")
         y = o.emit("add", y, b)
     return o.reshape(y, o.output_shape())
 
@@ -51,7 +51,7 @@ def gemm(o: Operator) -> str:
         features = o.draft.shapes[y][-1]
         if value.ndim > 1 and value.shape[0] != 1:
             raise NotConvertible("its bias differs from row to row of the batch")
-        bias = o.draft.parameter(o.origin(2), np.broadcast_to(value.reshape(-1), (features,)), "c")
+        bias = o.parameter(2, np.broadcast_to(value.reshape(-1), (features,)), "c")
     return o.emit("add", y, bias if beta == 1.0 else o.emit("mul", bias, o.number(beta)))
 
 
@@ -70,8 +70,9 @@ def _dense(o: Operator, x: str, *, stored_transposed: bool) -> str:
         raise NotConvertible(f"product with a stored tensor of {weight.ndim} dimensions")
     layout = "kn" if stored_transposed else "mk"
     if stored_transposed and (table := _table_of(o, weight.T)):
+        o.tie(table, 1, weight.T, layout)
         return o.emit("dense", x, table)
-    w = o.draft.parameter(o.origin(1), weight.T if stored_transposed else weight, layout, tie=True)
+    w = o.parameter(1, weight.T if stored_transposed else weight, layout, tie=True)
     return o.emit("dense", x, w)
 
 
@@ -92,10 +93,10 @@ def batch_norm(o: Operator) -> str:
     if len(shape) < 2:
         raise NotConvertible("batch norm of a tensor without channels")
     o.only_output()
-    gamma = o.draft.parameter(o.origin(1), o.constant(1, "scale").reshape(-1), "c")
-    beta = o.draft.parameter(o.origin(2), o.constant(2, "shift").reshape(-1), "c")
-    mean = o.draft.state(o.origin(3), o.constant(3, "running mean").reshape(-1))
-    variance = o.draft.state(o.origin(4), o.constant(4, "running variance").reshape(-1))
+    gamma = o.parameter(1, o.constant(1, "scale").reshape(-1), "c")
+    beta = o.parameter(2, o.constant(2, "shift").reshape(-1), "c")
+    mean = o.state(3, o.constant(3, "running mean").reshape(-1))
+    variance = o.state(4, o.constant(4, "running variance").reshape(-1))
     if any(o.draft.shapes[t] != (shape[1],) for t in (gamma, beta, mean, variance)):
         raise NotConvertible(f"statistics that do not fit {shape[1]} channels")
     eps, momentum = float(o.attrs.get("epsilon", 1e-5)), 1.0 - float(o.attrs.get("momentum", 0.9))
@@ -108,10 +109,10 @@ def layer_norm(o: Operator) -> str:
     rank = len(o.shape())
     if o.axis(int(o.attrs.get("axis", -1))) != rank - 1:
         raise NotConvertible("layer norm over more than the last axis")
-    gamma = o.draft.parameter(o.origin(1), o.constant(1, "scale").reshape(-1), "c")
+    gamma = o.parameter(1, o.constant(1, "scale").reshape(-1), "c")
     inputs = [gamma]
     if o.has(2):
-        inputs.append(o.draft.parameter(o.origin(2), o.constant(2, "shift").reshape(-1), "c"))
+        inputs.append(o.parameter(2, o.constant(2, "shift").reshape(-1), "c"))
     return o.emit("layer_norm", o.data(0), *inputs, eps=float(o.attrs.get("epsilon", 1e-5)))
 
 

@@ -8,7 +8,7 @@ cancels. One walk over the nodes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -186,6 +186,10 @@ def _stored(r: _Rewriter, name: str, perm: Perm) -> str | None:
         return None
     table[name] = array
     r.new.shapes[name] = array.shape
+    if name in r.old.origins:
+        before = r.old.origins[name]
+        moves = (("reshape", old_shape), ("transpose", _inverse(perm)), ("reshape", moved))
+        r.new.origins[name] = replace(before, steps=(*before.steps, *moves))
     return name
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto
 
-from cross.graph import Shape
+from cross.graph import Origin, Shape
 from cross.onnx_import.draft import Draft
 from cross.onnx_import.propagate import Propagated
 from cross.onnx_import.source import display_name
@@ -68,7 +68,29 @@ class Operator:
     def origin(self, index: int) -> str:
         """The user's name of a constant: the initializer it was folded from, if it is one."""
         name = self.node.input[index]
-        return self.graph.origins.get(name, name)
+        return self.graph.origins.get(name, Origin(name)).tensor
+
+    def parameter(self, index: int, array: Array, layout: str, *, tie: bool = False) -> str:
+        """The stored input `index` as a trainable tensor; `array` is its value, reshaped, or transposed ('kn')."""
+        return self.draft.parameter(self.origin(index), array, layout, self._provenance(index, array, layout), tie=tie)
+
+    def tie(self, name: str, index: int, array: Array, layout: str) -> None:
+        """The stored input `index` is the parameter `name`, which something else reads too."""
+        self.draft.tie(name, self._provenance(index, array, layout))
+
+    def state(self, index: int, array: Array) -> str:
+        """The stored input `index` as a running statistic."""
+        return self.draft.state(self.origin(index), array, self._provenance(index, array, "c"))
+
+    def _provenance(self, index: int, array: Array, layout: str) -> Origin:
+        name = self.node.input[index]
+        before, value = self.graph.origins.get(name, Origin(name)), self.graph.values[name]
+        steps = before.steps
+        if layout == "kn":
+            steps = (*steps, ("transpose", (1, 0)))
+        elif value.shape != array.shape:
+            steps = (*steps, ("reshape", value.shape))
+        return Origin(before.tensor, ((self.node.output[0], index),), steps, before.folded)
 
     def output_shape(self, index: int = 0) -> Shape:
         return self.graph.shapes[self.node.output[index]]

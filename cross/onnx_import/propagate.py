@@ -18,7 +18,7 @@ from onnx import NodeProto, TensorProto, TypeProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from cross.errors import CorruptInputError, UnsupportedModelError
-from cross.graph import BATCH, Shape
+from cross.graph import BATCH, Origin, Shape
 from cross.onnx_import.heads import unmerge_heads
 from cross.onnx_import.source import SourceGraph, display_name, single_precision
 
@@ -44,12 +44,12 @@ _FOLD_LIMIT_BYTES = 2 << 30
 
 @dataclass(frozen=True)
 class Propagated:
-    """What is left to convert: nodes, symbolic shapes, every known value, and the user's names of folded weights."""
+    """What is left to convert: nodes, symbolic shapes, every known value, and where folded weights come from."""
 
     nodes: tuple[NodeProto, ...]
     shapes: Mapping[str, Shape]
     values: Mapping[str, Array]
-    origins: Mapping[str, str]
+    origins: Mapping[str, Origin]
     opset: int
 
 
@@ -68,10 +68,10 @@ class _Run:
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def fold_constants(source: SourceGraph) -> tuple[SourceGraph, dict[str, str]]:
+def fold_constants(source: SourceGraph) -> tuple[SourceGraph, dict[str, Origin]]:
     """Evaluate what depends on neither input nor batch. Also returns {folded tensor: initializer it only reorders}."""
     constants = dict(source.constants)
-    origins: dict[str, str] = {}
+    origins: dict[str, Origin] = {}
     remaining, made_bytes = [], 0
     for node in source.nodes:
         names = [i for i in node.input if i]
@@ -81,11 +81,23 @@ def fold_constants(source: SourceGraph) -> tuple[SourceGraph, dict[str, str]]:
             _check_size(node, made_bytes)
             constants.update(made)
             if node.op_type in RENAMING or _takes_all(node, constants):
-                origins[node.output[0]] = origins.get(names[0], names[0])
+                before = origins.get(names[0], Origin(names[0]))
+                steps = (*before.steps, *_reordering(node, constants[names[0]].shape))
+                origins[node.output[0]] = Origin(before.tensor, (), steps, len(steps))
         else:
             remaining.append(node)
     folded = replace(source, nodes=tuple(remaining), constants=constants)
     return folded, origins
+
+
+def _reordering(node: NodeProto, before: Shape) -> tuple[tuple[str, Shape], ...]:
+    """What a node of RENAMING does to an array of shape `before`, as steps of an Origin."""
+    if node.op_type == "Cast":
+        return ()
+    if node.op_type != "Transpose":
+        return (("reshape", before),)
+    perm = next((tuple(a.ints) for a in node.attribute if a.name == "perm"), tuple(range(len(before)))[::-1])
+    return (("transpose", perm),)
 
 
 def _takes_all(node: NodeProto, values: Mapping[str, Array]) -> bool:
@@ -96,7 +108,7 @@ def _takes_all(node: NodeProto, values: Mapping[str, Array]) -> bool:
     return whole.ndim > 1 and whole.size == taken.size and np.array_equal(whole.ravel(), taken.ravel())
 
 
-def propagate(source: SourceGraph, sample_shape: Shape, origins: Mapping[str, str]) -> Propagated:
+def propagate(source: SourceGraph, sample_shape: Shape, origins: Mapping[str, Origin]) -> Propagated:
     """Symbolic shapes of a folded graph whose input is [BATCH, *sample_shape].
 
     Raises UnsupportedModelError where a tensor mixes the batch with another dimension, CorruptInputError where shapes

@@ -47,6 +47,22 @@ def read_model(path: Path) -> onnx.ModelProto:
     return model
 
 
+def has_external_data(path: Path) -> bool:
+    """Whether the readable ONNX file keeps weights in another file."""
+    model = onnx.load(str(path), load_external_data=False)
+    return any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in _tensors(model.graph))
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """metadata_props of an ONNX file; nothing where it cannot be read, which `read_model` explains."""
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(path.read_bytes())
+    except Exception:  # noqa: BLE001  protobuf has errors of its own
+        return {}
+    return {entry.key: entry.value for entry in model.metadata_props}
+
+
 def _not_onnx(path: Path, size: int, reason: str) -> CorruptInputError:
     return CorruptInputError(f"{path} ({size} bytes) is not a valid ONNX model: {reason}. Copy or export it again.")
 

@@ -101,7 +101,7 @@ def _embedding(o: Operator) -> str:
         raise NotConvertible(f"rows of a stored tensor of {table.ndim} dimensions are chosen by data")
     if o.data(1) != o.draft.input:
         raise NotConvertible("its indices are computed, not the model's input")
-    weight = o.draft.parameter(o.origin(0), table, "vc", tie=True)
+    weight = o.parameter(0, table, "vc", tie=True)
     return o.emit("embedding", o.data(1), weight)
 
 

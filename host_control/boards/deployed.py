@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cross.errors import UsageError
+from cross.errors import FileError, UsageError
 from cross.probe import PROBE_SCRIPT, BoardFacts, check_runs_on, parse_probe
 from host_control.board import Counters, DeployResult, OperatingPoint
 from host_control.boards.bench import (
@@ -19,7 +19,16 @@ from host_control.boards.bench import (
     read_bench,
 )
 from host_control.connection import Connection, RunResult
-from host_control.deploy import PROGRAM, Deployment, activate, check_executable, remove_all, resolve_folder, upload
+from host_control.deploy import (
+    PROGRAM,
+    Deployment,
+    activate,
+    check_executable,
+    remove_all,
+    resolve_folder,
+    upload,
+    upload_file,
+)
 
 _INFO_S = 60.0
 
@@ -96,6 +105,26 @@ class DeployedBoard:
     def run_program(self, arguments: list[str], *, timeout: float) -> RunResult:
         """Run the deployed taste-train to its end; it is ended when this side goes away."""
         return self._run_at(self._current(), arguments, timeout)
+
+    def follow_program(self, arguments: list[str], on_line: Callable[[str], None]) -> RunResult:
+        """Run the deployed taste-train however long it takes, line by line (see Connection.follow)."""
+        return self.connection.follow([*self._launcher, self._current(), *arguments], on_line)
+
+    def send_file(self, source: Path) -> tuple[str, int]:
+        """Put a file on the board by its content; its path there, and the bytes that were sent."""
+        return upload_file(self.connection, source, resolve_folder(self.connection, self._remote_dir))
+
+    def run_folder(self, name: str) -> str:
+        """The board's folder of a training run, made if need be."""
+        path = f"{resolve_folder(self.connection, self._remote_dir)}/runs/{name}"
+        result = self.connection.run(["mkdir", "-p", path])
+        if not result.ok:
+            raise FileError(f"{self.name}: {result.stderr.strip()}. Pass a --remote-dir that can be written.")
+        return path
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder that `run_folder` made."""
+        self.connection.run(["rm", "-rf", path])
 
     def clean(self) -> None:
         """Remove everything of ours from the board."""

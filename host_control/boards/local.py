@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from cross.errors import FileError, LinkLostError, NoSpaceError
 from host_control.boards.bench import BenchSettings
 from host_control.boards.deployed import DeployedBoard
-from host_control.connection import ANSWER_S, RunResult, tied_arguments
+from host_control.connection import ANSWER_S, SAVE_S, Lines, RunResult, tied_arguments
 
 _BLOCK_BYTES = 1 << 20
 _END_S = 5.0
@@ -53,6 +56,34 @@ class LocalConnection:
                 _end(process, tied)
         code = process.returncode if process.returncode >= 0 else 128 - process.returncode
         return RunResult(tuple(arguments), code, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
+
+    def follow(self, arguments: Sequence[str], on_line: Callable[[str], None]) -> RunResult:
+        """As in Connection."""
+        lines = Lines(on_line)
+        with tempfile.TemporaryFile() as messages:
+            process = subprocess.Popen(
+                tied_arguments(arguments),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=messages,
+                start_new_session=True,
+            )
+            with process:
+                try:
+                    try:
+                        _pass_on(process, lines, None)
+                    except KeyboardInterrupt:
+                        assert process.stdin is not None
+                        process.stdin.close()
+                        _pass_on(process, lines, SAVE_S)
+                finally:
+                    if process.stdin is not None:
+                        process.stdin.close()
+                    _end(process, tied=True)
+            messages.seek(0)
+            said = messages.read().decode(errors="replace")
+        code = process.returncode if process.returncode >= 0 else 128 - process.returncode
+        return RunResult(tuple(arguments), code, "", said)
 
     def put(self, source: Path, path: str, *, offset: int = 0) -> int:
         with _explained(path), source.open("rb") as reader, open(path, "r+b" if offset else "wb") as writer:
@@ -103,6 +134,21 @@ def _communicate(process: subprocess.Popen[bytes], timeout: float) -> tuple[byte
     finally:
         if stdin is not None:
             stdin.close()
+
+
+def _pass_on(process: subprocess.Popen[bytes], lines: Lines, seconds: float | None) -> None:
+    """Give on what the process writes until it ends, or for some seconds. Ctrl-C loses nothing: it comes between reads."""
+    assert process.stdout is not None
+    until = None if seconds is None else time.monotonic() + seconds
+    while True:
+        left = None if until is None else max(until - time.monotonic(), 0.0)
+        if not select.select([process.stdout], [], [], left)[0]:
+            return
+        data = os.read(process.stdout.fileno(), 1 << 16)
+        if not data:
+            process.wait(left)
+            return
+        lines.feed(data)
 
 
 def _end(process: subprocess.Popen[bytes], tied: bool) -> None:

@@ -1,0 +1,1 @@
+"""Trained weights into the user's own ONNX file: the steps of `cross.export_model`, one file each."""

@@ -1,0 +1,243 @@
+"""train a model on a board with your data"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from cross.zoo import ZOO
+from host_control.console import Console, mib, rate
+from host_control.flags import add_board_flags, add_data_flags, add_model_flags, add_running_flags
+from host_control.preparation import (
+    Built,
+    build_imported,
+    choose_target,
+    deployed,
+    opened_board,
+    send,
+    session_memory,
+)
+from host_control.run_folder import RunFolder
+from host_control.training.batch_size import Choice, choose_batch_size, known_batch_size
+from host_control.training.data import packed_data
+from host_control.training.model import model_for
+from host_control.training.options import (
+    TrainOptions,
+    add_training_flags,
+    default_recipe_of,
+    effective_batch_of,
+    resolve_options,
+)
+from host_control.training.record import (
+    OPTIONS,
+    RESULT,
+    TRAIN_RECORD,
+    check_goes_on,
+    check_unchanged,
+    choose_folder,
+    describe_data,
+    describe_model,
+    name_on_board,
+    run_identity,
+)
+from host_control.training.schedule import Schedule, minimum_rows
+
+if TYPE_CHECKING:
+    from cross.graph import Model
+    from host_control.boards import DeployedBoard
+    from host_control.data import PackedDataSet
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_flags(parser)
+    add_data_flags(parser, required=True)
+    add_training_flags(parser)
+    add_board_flags(parser)
+    add_running_flags(parser, measuring=False)
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the run in --out, or the newest unfinished one"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print batches, updates and learning rates, and end")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Pack, build, choose the batch size, send, train, fetch; interrupted, it goes on from the board's checkpoint."""
+    console = Console(args.json)
+    if args.dry_run:
+        return _dry_run(args, console)
+    identity = run_identity(args)
+    with RunFolder(choose_folder(args, identity)) as folder:
+        before = check_goes_on(folder, identity, args.resume)
+        data = packed_data(args, console)
+        model = model_for(args, data, console)
+        check_unchanged(before, describe_model(args, model), describe_data(data))
+        # From here on the folder holds a run; what fails before leaves none to go on with.
+        folder.write_json(TRAIN_RECORD, identity | {"complete": False})
+        with opened_board(args) as board:
+            return _Training(args, console, folder, deployed(board), data, model).run(before)
+
+
+def _dry_run(args: argparse.Namespace, console: Console) -> int:
+    data = packed_data(args, console)
+    model = model_for(args, data, console)
+    choice = known_batch_size(args)
+    schedule = Schedule(
+        resolve_options(args, model, data.train.samples, choice.batch_size), data.train.samples, minimum_rows(model)
+    )
+    _print_schedule(console, schedule, why=default_recipe_of(args, model, schedule.options.effective_batch).why)
+    rows = schedule.rows()
+    columns = ("epoch", "updates", "lr")
+    console.table(
+        [(name, "right") for name in columns],
+        [[str(row["epoch"]), str(row["updates"]), f"{row['lr']:.4g}"] for row in rows],
+    )
+    console.result("train", {"dry_run": True, "schedule": rows, "updates": schedule.updates})
+    return 0
+
+
+def _print_schedule(console: Console, schedule: Schedule, why: str) -> None:
+    for line in schedule.sentences():
+        console.line(line)
+    console.line(f"defaults are those of {why}; every one has a flag (docs/train.md)")
+
+
+@dataclass(frozen=True)
+class _Training:
+    """One `train` on an opened board: everything it needs, held together."""
+
+    args: argparse.Namespace
+    console: Console
+    folder: RunFolder
+    board: DeployedBoard
+    data: PackedDataSet
+    model: Model
+
+    def run(self, before: dict[str, Any] | None) -> int:
+        """`before`: options.json of the run that goes on."""
+        args, console = self.args, self.console
+        facts = None if args.target is not None else self.board.facts()
+        target = choose_target(args.target, args.board, facts)
+        built, _ = build_imported(self.model, args, target, self.folder.path / "build", console)
+        send(self.board, built, console)
+        settled = args
+        if before is not None and args.effective_batch is None:
+            # The default follows the batch size, which may be another one now; what is learned stays the same.
+            settled = argparse.Namespace(**{**vars(args), "effective_batch": int(before["options"]["effective_batch"])})
+        choice = self._batch_size(settled, built, before)
+        options = resolve_options(settled, self.model, self.data.train.samples, choice.batch_size)
+        schedule = Schedule(options, self.data.train.samples, built.minimum_batch)
+        self._announce(schedule, built)
+        self._write_options(options, choice, built)
+        result = self._train(options, schedule, built, goes_on=before is not None)
+        fields = self._fields(result, options)
+        self.folder.write_json(RESULT, {"verb": "train", **fields})
+        self.folder.write_json(TRAIN_RECORD, run_identity(args) | {"complete": True})
+        self._say(fields)
+        console.result("train", fields | {"out": str(self.folder.path)})
+        return 0
+
+    def _batch_size(self, args: argparse.Namespace, built: Built, before: dict[str, Any] | None) -> Choice:
+        if before is not None and args.batch_size == "auto":
+            return Choice(int(before["options"]["batch_size"]), "run")
+        largest = effective_batch_of(args, self.data.train.samples)
+        return choose_batch_size(args, self.board, built, largest, self.console)
+
+    def _announce(self, schedule: Schedule, built: Built) -> None:
+        """The plan, before the first step."""
+        options, info = schedule.options, self.board.info()
+        memory = session_memory(info, "train")
+        planned = memory.fixed_bytes + options.batch_size * memory.per_sample_bytes
+        free = self.board.facts().memory_available_bytes
+        _print_schedule(self.console, schedule, default_recipe_of(self.args, self.model, options.effective_batch).why)
+        self.console.line(f"memory: {mib(planned)} planned, {mib(free)} free on {self.board.name}")
+        if options.batch_size < 8 and any(node.op == "batch_norm" for node in self.model.nodes):
+            self.console.line(
+                f"batch norms see {options.batch_size} samples at a time, which is noisy: --batch-size 8 or more, or "
+                "--bn-policy frozen, if training is unsteady"
+            )
+        self.console.event(
+            "schedule",
+            samples=schedule.samples,
+            updates=schedule.updates,
+            updates_per_epoch=schedule.updates_per_epoch,
+            batch_size=options.batch_size,
+            effective_batch=options.effective_batch,
+            micro_batches=schedule.micro_batches(options.effective_batch),
+            lr=options.lr,
+            planned_bytes=planned,
+            free_bytes=free,
+        )
+
+    def _write_options(self, options: TrainOptions, choice: Choice, built: Built) -> None:
+        from host_control.study_report import environment
+
+        names = ("model", "target", "build_id", "version")
+        self.folder.write_json(
+            OPTIONS,
+            {
+                "flags": run_identity(self.args),
+                "options": options.record(),
+                "batch_size_from": choice.source,
+                "model": describe_model(self.args, self.model),
+                "data": describe_data(self.data),
+                "board": self.board.name,
+                "build": {name: built.manifest.get(name) for name in names} | {"sha256": built.sha256},
+            },
+        )
+        facts = asdict(self.board.facts())
+        self.folder.write_json("environment.json", environment(sys.argv, facts, board_name=self.board.name))
+
+    def _train(self, options: TrainOptions, schedule: Schedule, built: Built, goes_on: bool) -> dict[str, Any]:
+        from host_control.training.board_run import BoardRun
+        from host_control.training.curves import plot_curves
+        from host_control.training.metrics import Metrics
+        from host_control.training.view import TrainView
+
+        seeded = self.args.model in ZOO and self.args.weights is None
+        weights = None if seeded else built.folder / "weights.safetensors"
+        run = BoardRun(self.board, name_on_board(self.folder.path), options, self.data, weights, goes_on)
+        metrics = Metrics(self.folder.path)
+        try:
+            with self.console.live() as region:
+                view = TrainView(self.console, region, schedule, self.board.facts().emulated)
+
+                def on_event(event: Mapping[str, Any]) -> None:
+                    metrics.add(event)
+                    view.show(event)
+
+                return run.train(self.folder.path, on_event)
+        finally:
+            metrics.close()
+            if metrics.records:
+                plot_curves(
+                    self.folder.path / "curves.png", metrics.records, f"{self.model.name} on {self.data.source}"
+                )
+
+    def _fields(self, result: Mapping[str, Any], options: TrainOptions) -> dict[str, Any]:
+        names = ("test_accuracy", "test_loss", "loss", "accuracy", "epochs", "steps", "samples_per_s", "sha256")
+        return {name: result.get(name) for name in names} | {
+            "batch_size": options.batch_size,
+            "effective_batch": options.effective_batch,
+            "model": self.model.name,
+            "data": self.data.source,
+            "classes": len(self.data.classes),
+            "board": self.board.name,
+            "emulated": self.board.facts().emulated,
+            "seed": options.seed,
+        }
+
+    def _say(self, fields: Mapping[str, Any]) -> None:
+        folder, speed = self.folder.path, fields["samples_per_s"]
+        if fields["test_accuracy"] is not None:
+            self.console.line(f"test accuracy {fields['test_accuracy']:.2%}, loss {fields['test_loss']:.4f}")
+        elif fields["loss"] is not None:
+            self.console.line(f"training loss {fields['loss']:.4f}; there was nothing to test on")
+        if speed:
+            self.console.line(f"{rate(speed)}{' emulated' if fields['emulated'] else ''} samples/s")
+        self.console.line(
+            f"{folder}: weights.safetensors, result.json, metrics.jsonl, metrics.csv, curves.png, options.json"
+        )
+        self.console.line(f"next: export --run {folder} --onnx trained.onnx, or predict --run {folder} IMAGE")

@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,8 @@ class BuildOptions:
     loss: str
     trainable: str
     seed: int
+    lean: bool
+    bn_policy: str
 
 
 def cache_root() -> Path:
@@ -70,15 +72,18 @@ def build(
     loss: str = "cross_entropy",
     trainable: str = "all",
     seed: int = 0,
+    lean: bool = False,
+    bn_policy: str = "per-micro-batch",
     progress: Progress | None = None,
 ) -> BuildResult:
     """Build OUT/{taste-train, libtaste.so, weights.safetensors, manifest.json}; at once where OUT holds this very build.
 
-    `trainable`: which parameters train (`cross.trainable`).
+    `trainable`: which parameters train (`cross.trainable`). `lean` chooses the kernels that take the least memory.
+    `bn_policy`: 'per-micro-batch', or 'frozen' for batch norms that keep to their running statistics.
     Errors: UsageError (2), UnsupportedModelError (20), MissingToolError (22), NoSpaceError (11), FileError (12).
     """
     started = time.monotonic()
-    options = BuildOptions(loss, trainable, seed)
+    options = BuildOptions(loss, trainable, seed, lean, bn_policy)
     key = _key(model, target, options)
     try:
         if not _is_built(out, key):
@@ -102,14 +107,16 @@ def build(
     )
 
 
-def _lowered(model: Model, target: Target, loss: str, trainable: str) -> tuple[Kernels, MemoryPlan]:
-    kernels = lower(assign_storage(build_training_graph(model, loss, trainable=trainable), target), target)
+def _lowered(model: Model, target: Target, options: BuildOptions) -> tuple[Kernels, MemoryPlan]:
+    graph = build_training_graph(model, options.loss, trainable=options.trainable, bn_policy=options.bn_policy)
+    kernels = lower(assign_storage(graph, target), target, options.lean)
     return kernels, plan_memory(kernels)
 
 
 def _build(model: Model, target: Target, out: Path, options: BuildOptions, progress: Progress | None) -> None:
-    kernels, plan = _lowered(model, target, options.loss, options.trainable)
-    full = (kernels, plan) if options.trainable == "all" else _lowered(model, target, options.loss, "all")
+    kernels, plan = _lowered(model, target, options)
+    everything = replace(options, trainable="all")
+    full = (kernels, plan) if options == everything else _lowered(model, target, everything)
     objects = compile_kernels(kernels, cache_root() / "kernels", progress)
     if progress is not None:
         progress("link", 0, 1)

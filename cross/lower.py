@@ -15,6 +15,7 @@ from cross.assign_storage import StoredGraph, StoredProgram
 from cross.expression import size
 from cross.fuse import domain_of, expressions
 from cross.graph import Node, TensorType
+from cross.kernels.limit import SYMBOL, multiply_add_limit
 from cross.kernels.registry import BUILDERS, Site, SiteCall
 from cross.rules.context import DROPOUT_COUNTER, LABEL_SMOOTHING, LOSS_SCALE
 from cross.storage import Storage
@@ -52,6 +53,7 @@ class Kernels:
 
     graph: StoredGraph
     target: Target
+    lean: bool
     programs: tuple[LoweredProgram, ...]
     builders: Mapping[str, Callable[[], PrimFunc]]
 
@@ -62,20 +64,21 @@ class Kernels:
         return tuple(name for name in (LOSS_SCALE, DROPOUT_COUNTER, LABEL_SMOOTHING) if name in touched)
 
 
-def lower(graph: StoredGraph, target: Target) -> Kernels:
-    """Choose the kernels of every program for one target. Nothing is compiled here: see `cross.compile_kernels`."""
-    builders: dict[str, Callable[[], PrimFunc]] = {}
-    programs = tuple(_lower_program(program, target, builders) for program in graph.programs)
-    return Kernels(graph, target, programs, builders)
+def lower(graph: StoredGraph, target: Target, lean: bool = False) -> Kernels:
+    """Choose the kernels of every program for one target; `lean` ones where less memory goes before less time. Nothing is
+    compiled here: see `cross.compile_kernels`."""
+    builders: dict[str, Callable[[], PrimFunc]] = {SYMBOL: lambda: multiply_add_limit(target)}
+    programs = tuple(_lower_program(program, target, lean, builders) for program in graph.programs)
+    return Kernels(graph, target, lean, programs, builders)
 
 
 def _lower_program(
-    program: StoredProgram, target: Target, builders: dict[str, Callable[[], PrimFunc]]
+    program: StoredProgram, target: Target, lean: bool, builders: dict[str, Callable[[], PrimFunc]]
 ) -> LoweredProgram:
     storages, types = dict(program.storages), dict(program.graph.tensors)
     calls: list[Call] = []
     for position, node in enumerate(program.graph.nodes):
-        site = Site(node, types, storages, program.specs.get(position), target)
+        site = Site(node, types, storages, program.specs.get(position), target, lean)
         for part in BUILDERS[node.op](site):
             symbol = _symbol(part, site)
             builders.setdefault(symbol, part.build)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cross.graph import Init, Model
+from cross.kernels.limit import SYMBOL, limit_of
 from cross.lower import Kernels, LoweredProgram
 from cross.plan import MemoryPlan, blocks_of, parameter_group
 from cross.rules.context import DROPOUT_COUNTER, LABEL_SMOOTHING, LOSS_SCALE, gradient_name
@@ -225,13 +226,14 @@ def _model(
 ) -> list[str]:
     model, target = kernels.graph.training.model, kernels.target
     scalars = [_lookup(index, SHARED_PROGRAM, name) for name in (LOSS_SCALE, LABEL_SMOOTHING, DROPOUT_COUNTER)]
-    shape = model.input_shape
+    shape, limit = model.input_shape, limit_of(target)
     fields = [
         "TASTE_TABLE_VERSION", _text(model.name), _text(target.name), _text(" ".join(target.features)),
         _text(build_id), target.vector_bits if target.rvv else 0, minimum_batch(kernels), model.classes, f"{seed}u",
         len(shape), _numbers(shape or (1,)), "tensors", "sizeof tensors / sizeof tensors[0]", "programs",
         len(kernels.programs), "segments", len(model.blocks), "block_names", len(model.blocks),
         plan.parameter_bytes, plan.state_bytes, plan.constant_bytes, *scalars, f"{model.input_values}u",
+        f"{{__tvm_ffi_{SYMBOL}, {limit.row_elements}, {limit.row_flops}}}",
     ]  # fmt: skip
     return ["const taste_model taste_model_table = {", "    " + ", ".join(str(f) for f in fields) + ",", "};"]
 

@@ -48,7 +48,12 @@ def frozen_norms(model: Model, trained: frozenset[str]) -> frozenset[str]:
     In a block that trains, a frozen gamma or beta stays as it is, but statistics follow the convolutions before it.
     """
     live = {node.block for node in model.nodes if trained.intersection(node.inputs)}
-    return frozenset(node.outputs[0] for node in model.nodes if node.op == "batch_norm" and node.block not in live)
+    return batch_norms(model) - {output for node in model.nodes if node.block in live for output in node.outputs}
+
+
+def batch_norms(model: Model) -> frozenset[str]:
+    """Outputs of all batch norms."""
+    return frozenset(node.outputs[0] for node in model.nodes if node.op == "batch_norm")
 
 
 def _norms(model: Model) -> frozenset[str]:

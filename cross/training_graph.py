@@ -11,21 +11,29 @@ from cross.expression import arg
 from cross.fuse import fuse
 from cross.graph import Model, Node, TensorType
 from cross.program_graph import Builder, ProgramGraph, TrainingGraph
+from cross.recompute import recompute
 from cross.rules import rule_of
 from cross.rules.context import LOSS_SCALE, TARGET, Context, gradient_name
 from cross.rules.loss import cross_entropy, mean_squared_error, target_type
-from cross.trainable import choose_trainable, frozen_norms
+from cross.trainable import batch_norms, choose_trainable, frozen_norms
 
 LOSSES = ("cross_entropy", "mse")
+BN_POLICIES = ("per-micro-batch", "frozen")
 
 
 def build_training_graph(
-    model: Model, loss: str = "cross_entropy", fusion: bool = True, trainable: str = "all"
+    model: Model,
+    loss: str = "cross_entropy",
+    fusion: bool = True,
+    trainable: str = "all",
+    bn_policy: str = "per-micro-batch",
+    recomputation: bool = True,
 ) -> TrainingGraph:
     """The train and eval programs of a model.
 
     trainable: what is trained, as in `cross.trainable`; the rest has no gradient, and batch norms of blocks that train
-    nothing use their running statistics.
+    nothing use their running statistics; with bn_policy 'frozen' all do, so that micro-batches of any sizes accumulate to
+    the exact gradient of the effective batch (at those statistics).
 
     loss 'cross_entropy': logits [N, classes], target int32 [N]. 'mse': target float32 like the output; mean over
     elements. The loss tensor holds one value a row; gradients are those of loss_scale times the sum of the rows, so
@@ -33,10 +41,16 @@ def build_training_graph(
     """
     if loss not in LOSSES:
         raise UsageError(f"unknown loss {loss!r}. Known: {', '.join(LOSSES)}.")
-    train, gradients = _train_program(model, loss, choose_trainable(model, trainable))
+    if bn_policy not in BN_POLICIES:
+        raise UsageError(f"unknown batch norm policy {bn_policy!r}. Known: {', '.join(BN_POLICIES)}.")
+    trained = choose_trainable(model, trainable)
+    frozen = batch_norms(model) if bn_policy == "frozen" else frozen_norms(model, trained)
+    train, gradients = _train_program(model, loss, trained, frozen)
     programs: tuple[ProgramGraph, ...] = (train, _eval_program(model))
     if fusion:
         programs = tuple(fuse(program) for program in programs)
+    if recomputation:
+        programs = tuple(recompute(program) for program in programs)
     return TrainingGraph(model, programs, gradients, trainable)
 
 
@@ -58,9 +72,11 @@ def _eval_program(model: Model) -> ProgramGraph:
     return ProgramGraph("eval", tuple(build.nodes), build.tensors, model.input, model.output, protected=protected)
 
 
-def _train_program(model: Model, loss: str, trained: frozenset[str]) -> tuple[ProgramGraph, dict[str, str]]:
+def _train_program(
+    model: Model, loss: str, trained: frozenset[str], frozen: frozenset[str]
+) -> tuple[ProgramGraph, dict[str, str]]:
     builder = Builder(dict(model.tensors), training=True)
-    context = Context(builder, _wanted(model, trained), frozen_norms(model, trained))
+    context = Context(builder, _wanted(model, trained), frozen)
     build = context.build
     _forward(model, context)
     build.phase, build.block, build.source = "loss", max(len(model.blocks) - 1, 0), "loss"

@@ -151,6 +151,13 @@ def add_model_flags(parser: argparse.ArgumentParser, required: bool = True) -> N
         "the rest is frozen (default: all)",
     )
     group.add_argument(
+        "--bn-policy",
+        choices=("per-micro-batch", "frozen"),
+        default="per-micro-batch",
+        help="statistics of batch norms in training: of each micro-batch, or the running ones",
+    )
+    group.add_argument("--lean", action="store_true", help="kernels that take the least memory, not the least time")
+    group.add_argument(
         "--unfold-bn",
         action=argparse.BooleanOptionalAction,
         help="put batch norms back where an exporter folded them (default: train does, other verbs do not)",

@@ -148,7 +148,17 @@ def build_imported(
     from cross.build import build
 
     with console.progress(f"building {model.name} for {target.name}") as progress:
-        result = build(model, target, out, loss=args.loss, trainable=args.trainable, seed=args.seed, progress=progress)
+        result = build(
+            model,
+            target,
+            out,
+            loss=args.loss,
+            trainable=args.trainable,
+            seed=args.seed,
+            lean=args.lean,
+            bn_policy=args.bn_policy,
+            progress=progress,
+        )
     console.line(
         f"built {model.name} for {target.name} in {result.build_s:.1f} s: binary {mib(result.binary_bytes)}, "
         f"activations {mib(result.per_sample_bytes)} a sample"

@@ -20,8 +20,9 @@ def compile_kernel(function: Any, llvm: dict[str, Any] = HOST_LLVM) -> Any:
     """The module of one kernel."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # The pass costs a quarter of a large kernel's compile time; LLVM does it again.
-        with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_cse_tir": True}):
+        # As cross.compile_kernels does it, and for its reasons.
+        config = {"tirx.disable_storage_rewrite": True, "tirx.disable_cse_tir": True}
+        with tvm.transform.PassContext(opt_level=3, config=config):
             return tvm.compile(function, target=tvm.target.Target(llvm))
 
 

@@ -49,10 +49,16 @@ def kernel(kernels: Kernels, symbol: str) -> Any:
 
 
 def lower_model(
-    model: Model, loss: str = "cross_entropy", target: str = HOST, fusion: bool = True, trainable: str = "all"
+    model: Model,
+    loss: str = "cross_entropy",
+    target: str = HOST,
+    fusion: bool = True,
+    trainable: str = "all",
+    lean: bool = False,
+    bn_policy: str = "per-micro-batch",
 ) -> Kernels:
     chosen = find_target(target)
-    return lower(assign_storage(build_training_graph(model, loss, fusion, trainable), chosen), chosen)
+    return lower(assign_storage(build_training_graph(model, loss, fusion, trainable, bn_policy), chosen), chosen, lean)
 
 
 def run_program(

@@ -275,7 +275,6 @@ def test_what_training_refuses(program: Path, images: tuple[Array, Array], packe
         (2, "--momentum 0.9 with Adam", (*base, "--epochs", 1, "--optimizer", "adam", "--momentum", 0.9)),
         (2, "--beta1 1", (*base, "--epochs", 1, "--optimizer", "adam", "--beta1", 1)),
         (2, "label smoothing 1", (*base, "--epochs", 1, "--label-smoothing", 1)),
-        (2, "frozen batch norms", (*base, "--epochs", 1, "--bn-policy", "frozen")),
         (2, "--resume without a folder", (*base, "--epochs", 1, "--resume")),
         (2, "--checkpoint-every '5x'", (*base, "--epochs", 1, "--checkpoint-every", "5x")),
         (12, "cannot open", (*base, "--epochs", 1, "--test", tmp_path / "none")),

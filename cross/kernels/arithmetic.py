@@ -61,6 +61,25 @@ def keep(value: PrimExpr) -> PrimExpr:
     return variable[index]
 
 
+def transposed(rows: list[PrimExpr]) -> list[PrimExpr]:
+    """The columns of a square of vectors, as many as they have lanes (a power of two): in each step, halves of twice the size
+    change places, so that every value moves in registers."""
+    step = 1
+    while step < len(rows):
+        rows = [keep(_exchanged(rows, i, step)) for i in range(len(rows))]
+        step *= 2
+    return rows
+
+
+def _exchanged(rows: list[PrimExpr], i: int, step: int) -> PrimExpr:
+    """Row i once `step` lanes have changed places with row i ^ step."""
+    width = len(rows)
+    first, second = rows[i & ~step], rows[i | step]
+    shift = step if i & step else 0
+    places = [lane + shift if not lane & step else width + lane - step + shift for lane in range(width)]
+    return tirx.Shuffle([first, second], places)
+
+
 def select(condition: PrimExpr, a: PrimExpr, b: PrimExpr) -> PrimExpr:
     """a where the condition holds, else b; scalars are spread over the lanes of the others."""
     width = max(width_of(v) for v in (condition, a, b))

@@ -16,7 +16,12 @@ def convolution_forward(spec: ConvSpec, target: Target) -> PrimFunc:
     """PrimFunc(x stored with `spec.x_pads`, w in forward storage, y stored without pads).
 
     x_pads must be at least `forward_pads(spec)`. Output channels that fill up the last block come out zero."""
-    work = Correlation(
+    return correlation(forward_correlation(spec, target), target)
+
+
+def forward_correlation(spec: ConvSpec, target: Target) -> Correlation:
+    """The forward pass as a correlation of x with the weight."""
+    return Correlation(
         name="convolution_forward",
         source=spec.x_storage(target),
         weight_shape=spec.weight_storage(target).shape,
@@ -26,4 +31,3 @@ def convolution_forward(spec: ConvSpec, target: Target) -> PrimFunc:
         out_strides=(1, 1),
         phases=(forward_phase(spec),),
     )
-    return correlation(work, target)

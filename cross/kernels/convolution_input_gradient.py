@@ -12,9 +12,10 @@ from dataclasses import replace
 from tvm.script.ir_builder import tirx as T
 
 from cross.graph import Shape
+from cross.kernels.arithmetic import keep, transposed
 from cross.kernels.convolution import ConvSpec, Taps, input_gradient_phases
 from cross.kernels.correlation import Correlation, correlation
-from cross.kernels.loop_nest import PrimFunc, store, write_kernel
+from cross.kernels.loop_nest import Buffer, Expr, PrimFunc, lanes, settle, store, write_kernel
 from cross.storage import NO_PADS
 from cross.target import Target
 
@@ -28,27 +29,48 @@ def transposed_weight_shape(spec: ConvSpec, target: Target) -> Shape:
 def weight_transpose(spec: ConvSpec, target: Target) -> PrimFunc:
     """PrimFunc(w in forward storage, copy of `transposed_weight_shape`): input and output channels exchanged,
     kernel rows and columns reversed (so that both operands of the gradient are read in rising order)."""
-    shape = transposed_weight_shape(spec, target)
-    in_blocks, out_blocks, rows, columns, width, depth = shape
-    in_group = in_blocks // spec.groups
     with write_kernel("weight_transpose") as kernel:
         weight = kernel.tensor("weight", spec.weight_storage(target).shape)
-        copy = kernel.tensor("copy", shape)
-        with T.parallel(in_blocks * out_blocks) as task, T.grid(rows, columns) as (r, s):
-            block, k = task // out_blocks, task % out_blocks
-            group, c = block // in_group, block % in_group
-            for o in range(width):
-                for i in range(depth):
-                    place = (block, k, rows - 1 - r, columns - 1 - s, o, i)
-                    store(copy, place, weight[group * out_blocks + k, c, r, s, i, o])
+        copy = kernel.tensor("copy", transposed_weight_shape(spec, target))
+        write_transpose(spec, target, weight, copy)
     return kernel.function
+
+
+def write_transpose(spec: ConvSpec, target: Target, weight: Buffer, copy: Buffer) -> None:
+    """The nest of `weight_transpose`, into the kernel that is being written."""
+    in_blocks, out_blocks, rows, columns, width, depth = transposed_weight_shape(spec, target)
+    in_group = in_blocks // spec.groups
+    with T.parallel(in_blocks * out_blocks) as task, T.grid(rows, columns) as (r, s):
+        block, k = settle(task // out_blocks), settle(task % out_blocks)
+        group, c = settle(block // in_group), settle(block % in_group)
+        write_square(target, weight, (group * out_blocks + k, c, r, s), copy, (block, k, rows - 1 - r, columns - 1 - s))
+
+
+def write_square(
+    target: Target, weight: Buffer, source: tuple[Expr, ...], copy: Buffer, destination: tuple[Expr, ...]
+) -> None:
+    """One tap of one pair of blocks: [i, o] at `source` becomes [o, i] at `destination`."""
+    depth, width = int(weight.shape[-2]), int(weight.shape[-1])
+    if depth == width == target.vector_floats > 1 and not target.rvv:
+        rows = transposed([keep(weight[(*source, i, lanes(0, width))]) for i in range(depth)])
+        for o, row in enumerate(rows):
+            store(copy, (*destination, o, lanes(0, depth)), row)
+        return
+    for o in range(width):
+        for i in range(depth):
+            store(copy, (*destination, o, i), weight[(*source, i, o)])
 
 
 def convolution_input_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
     """PrimFunc(dy stored with `spec.y_pads`, transposed copy of w, dx stored without pads).
 
     y_pads must be at least `input_gradient_pads(spec)`. Any stride, pad and dilation; rows of x that no output reads get zero."""
-    work = Correlation(
+    return correlation(input_gradient_correlation(spec, target), target)
+
+
+def input_gradient_correlation(spec: ConvSpec, target: Target) -> Correlation:
+    """The input gradient as a correlation of dy with the transposed copy."""
+    return Correlation(
         name="convolution_input_gradient",
         source=spec.y_storage(target),
         weight_shape=transposed_weight_shape(spec, target),
@@ -61,7 +83,6 @@ def convolution_input_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
             for phase in input_gradient_phases(spec)
         ),
     )
-    return correlation(work, target)
 
 
 def _in_copy(spec: ConvSpec, axis: int, taps: Taps) -> Taps:

@@ -54,6 +54,18 @@ def convolution_weight_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
     """PrimFunc(x stored with `spec.x_pads`, dy stored with `spec.y_pads`, dw in weight storage).
 
     x_pads must be at least `forward_pads(spec)`; of dy only the interior is read. Filled-up channels come out zero."""
+    with write_kernel("convolution_weight_gradient") as kernel:
+        x, dy = (
+            kernel.tensor(name, s.shape) for name, s in (("x", spec.x_storage(target)), ("dy", spec.y_storage(target)))
+        )
+        dw = kernel.tensor("dw", spec.weight_storage(target).shape)
+        write_weight_gradient(spec, target, kernel.batch, (x, dy, dw))
+    return kernel.function
+
+
+def write_weight_gradient(spec: ConvSpec, target: Target, batch: Expr, tensors: tuple[Buffer, Buffer, Buffer]) -> None:
+    """The nest over (x, dy, dw), into the kernel that is being written."""
+    x, dy, dw = tensors
     out_blocks, in_blocks, kernel_rows, kernel_columns, depth, width = spec.weight_storage(target).shape
     lines = 1 if spec.dilations[1] == 1 else kernel_columns
     line = kernel_columns * depth // lines
@@ -62,26 +74,22 @@ def convolution_weight_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
     shares = _shares(
         target, spec.groups * blocks.count, in_blocks, kernel_rows, cut.count, line * lines * vectors * width * 4
     )
-    x_shape, dy_shape = spec.x_storage(target).shape, spec.y_storage(target).shape
-    with write_kernel("convolution_weight_gradient") as kernel:
-        x, dy = kernel.tensor("x", x_shape), kernel.tensor("dy", dy_shape)
-        dw = kernel.tensor("dw", (out_blocks, in_blocks, kernel_rows, kernel_columns, depth, width))
-        x = view(x, kernel.batch, *x_shape[1:3], x_shape[3] * depth)
-        dw = view(dw, out_blocks, in_blocks, kernel_rows, lines, line, width)
-        with T.parallel(prod(shares)) as task:
-            place = [settle(task // prod(shares[axis + 1 :]) % extent) for axis, extent in enumerate(shares)]
-            group, block_tile = settle(place[0] // blocks.count), settle(place[0] % blocks.count)
-            for size, first, count, first_block in blocks.parts:
-                with when(T.And(block_tile >= first, block_tile < first + count)):
-                    block = settle(group * blocks.total + first_block + (block_tile - first) * size)
-                    nest = _Nest(spec, x, dy, dw, kernel.batch, settle(group * in_blocks), block, size, cut, depth)
-                    nest.part(
-                        *(
-                            _range(place[axis], shares[axis], shape)
-                            for axis, shape in ((1, in_blocks), (2, kernel_rows), (3, cut.count))
-                        )
+    x_shape = spec.x_storage(target).shape
+    x = view(x, batch, *x_shape[1:3], x_shape[3] * depth)
+    dw = view(dw, out_blocks, in_blocks, kernel_rows, lines, line, width)
+    with T.parallel(prod(shares)) as task:
+        place = [settle(task // prod(shares[axis + 1 :]) % extent) for axis, extent in enumerate(shares)]
+        group, block_tile = settle(place[0] // blocks.count), settle(place[0] % blocks.count)
+        for size, first, count, first_block in blocks.parts:
+            with when(T.And(block_tile >= first, block_tile < first + count)):
+                block = settle(group * blocks.total + first_block + (block_tile - first) * size)
+                nest = _Nest(spec, x, dy, dw, batch, settle(group * in_blocks), block, size, cut, depth)
+                nest.part(
+                    *(
+                        _range(place[axis], shares[axis], shape)
+                        for axis, shape in ((1, in_blocks), (2, kernel_rows), (3, cut.count))
                     )
-    return kernel.function
+                )
 
 
 Range = tuple[Expr, int]

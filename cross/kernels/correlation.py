@@ -62,6 +62,17 @@ def _line(phase: Phase) -> tuple[int, int]:
 
 def correlation(work: Correlation, target: Target) -> PrimFunc:
     """PrimFunc(in, weight, out)."""
+    with write_kernel(work.name) as kernel:
+        source = kernel.tensor("source", work.source.shape)
+        weight = kernel.tensor("weight", work.weight_shape)
+        destination = kernel.tensor("destination", work.destination.shape)
+        write_correlation(work, target, kernel.batch, (source, weight, destination))
+    return kernel.function
+
+
+def write_correlation(work: Correlation, target: Target, batch: Expr, tensors: tuple[Buffer, Buffer, Buffer]) -> None:
+    """The nest over (in, weight, out), into the kernel that is being written."""
+    source, weight, destination = tensors
     group_blocks = work.destination.shape[1] // work.groups
     lines = tuple(_line(phase) for phase in work.phases)
     pixels, vectors = register_tile(target, lines, group_blocks)
@@ -71,35 +82,28 @@ def correlation(work: Correlation, target: Target) -> PrimFunc:
     block_tiles = work.groups * blocks.count
     # What is larger is read once: the weights of a tile, kept over the samples, or a sample, kept over the tiles.
     weights_outside = prod(work.weight_shape) // block_tiles > work.source.elements
-    with write_kernel(work.name) as kernel:
-        source = kernel.tensor("source", work.source.shape)
-        weight = kernel.tensor("weight", work.weight_shape)
-        destination = kernel.tensor("destination", work.destination.shape)
-        with T.parallel(kernel.batch * (block_tiles * tile_count)) as task:
-            outer, tile = settle(task // tile_count), settle(task % tile_count)
-            inside = kernel.batch if weights_outside else block_tiles
-            sample, block_tile = (
-                (outer % inside, outer // inside) if weights_outside else (outer // inside, outer % inside)
-            )
-            group = settle(block_tile // blocks.count)
-            nest = _Nest(
-                work,
-                source,
-                weight,
-                destination,
-                settle(sample),
-                group,
-                settle(block_tile % blocks.count),
-                target,
-                kernel.batch,
-            )
-            first = 0
-            for phase, cut, count in tiles:
-                end = first + cut.count * count
-                with when(T.And(tile >= first, tile < end)):
-                    nest.phase(phase, cut, blocks, tile - first)
-                first = end
-    return kernel.function
+    with T.parallel(batch * (block_tiles * tile_count)) as task:
+        outer, tile = settle(task // tile_count), settle(task % tile_count)
+        inside = batch if weights_outside else block_tiles
+        sample, block_tile = (outer % inside, outer // inside) if weights_outside else (outer // inside, outer % inside)
+        group = settle(block_tile // blocks.count)
+        nest = _Nest(
+            work,
+            source,
+            weight,
+            destination,
+            settle(sample),
+            group,
+            settle(block_tile % blocks.count),
+            target,
+            batch,
+        )
+        first = 0
+        for phase, cut, count in tiles:
+            end = first + cut.count * count
+            with when(T.And(tile >= first, tile < end)):
+                nest.phase(phase, cut, blocks, tile - first)
+            first = end
 
 
 @dataclass(frozen=True)

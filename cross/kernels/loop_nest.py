@@ -32,6 +32,10 @@ STACK_BYTES = 1024
 array whose scope is "local", which is why ours are "global"."""
 
 
+WORKSPACE_BYTES = 128 << 10
+"""Scratch memory that a task may use at most."""
+
+
 class Kernel:
     """A kernel being written: `batch` is its symbolic batch; `function` is there once the `with write_kernel(...)` ends."""
 
@@ -63,6 +67,13 @@ ON_STACK = {"disable_lower_builtin": True}
 def local(*shape: int) -> Buffer:
     """A small float32 array of this task: registers where every index is a constant, stack otherwise."""
     assert prod(shape) * 4 < STACK_BYTES, f"a local array of {shape} would be allocated by the runtime"
+    return T.alloc_buffer(shape, "float32")
+
+
+def scratch(*shape: int) -> Buffer:
+    """A float32 array of this task: in the thread's workspace memory (TASTE_WORKSPACE_BYTES of native/src/pool.h), or on the
+    stack where it is small."""
+    assert prod(shape) * 4 <= WORKSPACE_BYTES, f"{shape} is too much for scratch memory"
     return T.alloc_buffer(shape, "float32")
 
 

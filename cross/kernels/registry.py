@@ -23,6 +23,15 @@ from cross.kernels.convolution_input_gradient import (
     weight_transpose,
 )
 from cross.kernels.convolution_weight_gradient import convolution_weight_gradient
+from cross.kernels.winograd import suits_winograd
+from cross.kernels.winograd_correlation import (
+    forward_chunk_shape,
+    input_gradient_chunk_shape,
+    winograd_forward,
+    winograd_input_gradient,
+)
+from cross.kernels.winograd_weight import is_in_parts, transformed_weight_shape, winograd_weight
+from cross.kernels.winograd_weight_gradient import weight_gradient_chunk_shapes, winograd_weight_gradient
 from cross.storage import Axis, Storage, plain
 from cross.target import Target
 
@@ -36,6 +45,8 @@ class Site:
     storages: Mapping[str, Storage]
     spec: conv.ConvSpec | None
     target: Target
+    lean: bool = False
+    """Kernels that take the least memory, not the least time."""
 
     @property
     def vector(self) -> int:
@@ -161,6 +172,8 @@ def _batch_norm_running(site: Site) -> list[SiteCall]:
 
 def _conv2d(site: Site) -> list[SiteCall]:
     spec, target = _spec(site), site.target
+    if _takes_winograd(site):
+        return _winograd_forward(site, spec)
     builders = {
         "direct": convolution_forward,
         "depthwise": depthwise.depthwise_forward,
@@ -172,6 +185,8 @@ def _conv2d(site: Site) -> list[SiteCall]:
 
 def _conv2d_weight_gradient(site: Site) -> list[SiteCall]:
     spec, target = _spec(site), site.target
+    if _takes_winograd(site):
+        return _winograd_weight_gradient(site, spec)
     builders = {
         "direct": convolution_weight_gradient,
         "depthwise": depthwise.depthwise_weight_gradient,
@@ -188,17 +203,17 @@ def _conv2d_input_gradient(site: Site) -> list[SiteCall]:
     if kind != "direct":
         build = depthwise.depthwise_input_gradient if kind == "depthwise" else grouped.grouped_input_gradient
         return [_convolution_call(site, spec, lambda: build(spec, target))]
+    if _takes_winograd(site):
+        return _winograd_input_gradient(site, spec)
     dy, weight = node.inputs
     copy = f"{weight}:transposed~{node.outputs[0]}"
-    shape = transposed_weight_shape(spec, target)
-    storage = Storage("plain", "float32", shape, _row_major(shape))
     transpose = SiteCall(
         "weight_transpose",
         (spec, target.name),
         lambda: weight_transpose(spec, target),
         (weight, copy),
         (0, 0),
-        {copy: storage},
+        {copy: _row_major(transposed_weight_shape(spec, target))},
     )
     product = SiteCall(
         node.op,
@@ -210,12 +225,65 @@ def _conv2d_input_gradient(site: Site) -> list[SiteCall]:
     return [transpose, product]
 
 
-def _row_major(shape: tuple[int, ...]) -> tuple[Axis, ...]:
+def _takes_winograd(site: Site) -> bool:
+    return not site.lean and suits_winograd(_spec(site), site.target)
+
+
+def _winograd_forward(site: Site, spec: conv.ConvSpec) -> list[SiteCall]:
+    chunk, build = forward_chunk_shape(spec, site.target), partial(winograd_forward, spec, site.target)
+    return _winograd_correlation(site, spec, "winograd_forward", build, chunk, False)
+
+
+def _winograd_input_gradient(site: Site, spec: conv.ConvSpec) -> list[SiteCall]:
+    chunk, build = input_gradient_chunk_shape(spec, site.target), partial(winograd_input_gradient, spec, site.target)
+    return _winograd_correlation(site, spec, "winograd_input_gradient", build, chunk, True)
+
+
+def _winograd_correlation(
+    site: Site,
+    spec: conv.ConvSpec,
+    name: str,
+    build: Callable[[], Any],
+    chunk_shape: tuple[int, ...],
+    is_gradient: bool,
+) -> list[SiteCall]:
+    """The convolution, and the transform of its weight before it where that is whole."""
+    target, (x, weight), (y,) = site.target, site.node.inputs, site.node.outputs
+    transformed, chunk = f"{weight}:transformed~{y}", f"{y}:chunk"
+    shape = transformed_weight_shape(spec, target, is_gradient)
+    temporaries = {transformed: _row_major(shape), chunk: _row_major(chunk_shape)}
+    sources = (x, weight) if is_in_parts(spec) else (x,)
+    arguments = (*sources, transformed, chunk, y)
+    product = SiteCall(name, (spec, target.name), build, arguments, (0, conv.flops(spec)), temporaries)
+    if is_in_parts(spec):
+        return [product]
+    key, build_weight = (spec.weight_shape, is_gradient), partial(winograd_weight, spec, target, is_gradient)
+    return [SiteCall("winograd_weight", key, build_weight, (weight, transformed), (0, 0)), product]
+
+
+def _winograd_weight_gradient(site: Site, spec: conv.ConvSpec) -> list[SiteCall]:
+    target, (x, dy), (dw,) = site.target, site.node.inputs, site.node.outputs
+    chunks = f"{dw}:x_chunk", f"{dw}:dy_chunk"
+    shapes = weight_gradient_chunk_shapes(spec, target)
+    return [
+        SiteCall(
+            "winograd_weight_gradient",
+            (spec, target.name),
+            lambda: winograd_weight_gradient(spec, target),
+            (x, dy, *chunks, dw),
+            (0, conv.flops(spec)),
+            {name: _row_major(shape) for name, shape in zip(chunks, shapes, strict=True)},
+        )
+    ]
+
+
+def _row_major(shape: tuple[int, ...]) -> Storage:
+    """Storage of a temporary that only kernels read."""
     stride, axes = 1, []
     for extent in reversed(shape):
         axes.append(Axis(extent, 1, stride, 0))
         stride *= extent
-    return tuple(reversed(axes))
+    return Storage("plain", "float32", shape, tuple(reversed(axes)))
 
 
 def _spec(site: Site) -> conv.ConvSpec:

@@ -39,7 +39,7 @@ def batch_norm(context: Context, node: Node) -> None:
     else:
         statistics = (gamma, beta, mean, var)
         mean, scale, offset = build.emit("batch_norm_running", statistics, [vector] * 3, {"eps": epsilon})
-        context.saved[node.outputs[0]] = (scale,)
+        context.saved[node.outputs[0]] = (mean, scale)
     expr = ex.add(ex.mul(ex.sub(arg(0), arg(1)), arg(2)), arg(3))
     attrs = {"expr": expr, "batch_norm": by_batch}
     build.emit("map", (x, mean, scale, offset), [context.type(node.outputs[0])], attrs, node.outputs)
@@ -73,11 +73,24 @@ def batch_norm_gradient(context: Context, node: Node, dy: str) -> dict[str, str]
 
     A frozen one is an affine map: dx = scale dy.
     """
-    build = context.build
-    x, gamma, beta, _, _ = node.inputs
-    if node.outputs[0] in context.frozen_norms:
-        return {x: build.map(ex.mul(arg(0), arg(1)), (dy, *context.saved[node.outputs[0]]), context.type(x))}
-    mean, var = context.saved[node.outputs[0]]
+    x, gamma, beta, _, running_var = node.inputs
+    frozen = node.outputs[0] in context.frozen_norms
+    mean, more = context.saved[node.outputs[0]]
+    found: dict[str, str] = {}
+    if not frozen or context.wanted.intersection((gamma, beta)):
+        outputs = _gradient_sums(context, node, dy, mean, running_var if frozen else more)
+        found |= {gamma: outputs[1], beta: outputs[2]}
+    if frozen:
+        found[x] = context.build.map(ex.mul(arg(0), arg(1)), (dy, more), context.type(x))
+    elif x in context.wanted:
+        expr = ex.add(ex.add(ex.mul(arg(0), arg(2)), ex.mul(ex.sub(arg(1), arg(5)), arg(3))), arg(4))
+        found[x] = context.build.map(expr, (dy, x, *outputs[3:], mean), context.type(x))
+    return {name: tensor for name, tensor in found.items() if name in context.wanted}
+
+
+def _gradient_sums(context: Context, node: Node, dy: str, mean: str, var: str) -> tuple[str, ...]:
+    """Sum of dy (x - mean), dgamma, dbeta, a, b, c."""
+    build, (x, gamma, beta, _, _) = context.build, node.inputs
     axes, domain, vector = _spatial(context, x), context.shape(x), _channel_type(context, x)
     centred = ex.mul(arg(0), ex.sub(arg(1), arg(2)))
     rows = TensorType(tuple(1 if i in axes else d for i, d in enumerate(domain)))
@@ -89,18 +102,12 @@ def batch_norm_gradient(context: Context, node: Node, dy: str) -> dict[str, str]
     pixels = 1
     for axis in axes:
         pixels *= domain[axis]
-    outputs = build.emit(
+    return build.emit(
         "batch_norm_gradient_finish",
         (*partial, gamma, var),
         [vector, context.type(gamma), context.type(beta), vector, vector, vector],
         {"pixels": pixels, "eps": float(node.attrs["eps"])},
     )
-    found = {gamma: outputs[1], beta: outputs[2]}
-    if x in context.wanted:
-        deviation = ex.sub(arg(1), arg(5))
-        expr = ex.add(ex.add(ex.mul(arg(0), arg(2)), ex.mul(deviation, arg(3))), arg(4))
-        found[x] = build.map(expr, (dy, x, *outputs[3:], mean), TensorType(domain))
-    return {name: tensor for name, tensor in found.items() if name in context.wanted}
 
 
 def layer_norm(context: Context, node: Node) -> None:

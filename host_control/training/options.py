@@ -14,7 +14,6 @@ from host_control.training import recipe
 SCHEDULES = ("constant", "step", "cosine", "linear")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 AUGMENTATIONS = ("none", "flip", "crop-flip", "crop-flip-cutout")
-BN_POLICIES = ("per-micro-batch", "frozen")
 CHECKPOINT_EVERY = "60"
 
 
@@ -47,7 +46,6 @@ class TrainOptions:
     grad_clip: float
     eval_every: int
     augment: str
-    bn_policy: str
     bn_time_constant: bool
     checkpoint_every: str
     seed: int
@@ -126,7 +124,6 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
         "--eval-every", type=not_negative, default=1, metavar="EPOCHS", help="test this often (default: 1)"
     )
     group.add_argument("--augment", choices=AUGMENTATIONS, default="none", help="of training images (default: none)")
-    group.add_argument("--bn-policy", choices=BN_POLICIES, default="per-micro-batch", help="statistics of batch norms")
     group.add_argument("--bn-time-constant", action="store_true", help="running statistics as with one effective batch")
     group.add_argument(
         "--checkpoint-every",
@@ -169,7 +166,6 @@ def resolve_options(args: argparse.Namespace, model: Model, samples: int, batch_
         grad_clip=chosen.grad_clip if args.grad_clip is None else args.grad_clip,
         eval_every=args.eval_every,
         augment=args.augment,
-        bn_policy=args.bn_policy,
         bn_time_constant=args.bn_time_constant,
         checkpoint_every=args.checkpoint_every,
         seed=args.seed,

@@ -146,6 +146,18 @@ taste_status taste_model_block(const taste_model *model, uint32_t program, uint3
                                taste_block_facts *out_facts);
 taste_status taste_model_tensor(const taste_model *model, uint32_t tensor, taste_tensor_facts *out_facts);
 
+/* One kernel call of a program. Counts are fixed + batch_size * per_sample. */
+typedef struct taste_call_facts {
+    const char *name; /* operator, then the tensor that it makes */
+    uint64_t fixed_flops;
+    uint64_t per_sample_flops; /* of the direct algorithm, whatever the kernel's own */
+    uint64_t fixed_bytes;
+    uint64_t per_sample_bytes; /* of every tensor that it reads or writes, once each */
+} taste_call_facts;
+
+/* Facts of call `call` of a program. USAGE where an index is out of range. */
+taste_status taste_model_call(const taste_model *model, uint32_t program, uint32_t call, taste_call_facts *out_facts);
+
 /* Name of a segment (the parameters and states of one block), NULL where the index is out of range. */
 const char *taste_model_segment_name(const taste_model *model, uint32_t segment);
 
@@ -322,6 +334,23 @@ taste_status taste_session_infer(taste_session *session, taste_parameters *param
 /* taste_session_infer, and the output: logits float32 [batch_size, classes]. */
 taste_status taste_session_predict(taste_session *session, taste_parameters *parameters, uint32_t program,
                                    uint32_t batch_size, const void *x, float *out_logits);
+
+/* Runs all calls of a loaded batch once, like taste_session_run, and gives the time of each: `count` must be the program's
+ * call_count. A clock is read between calls, so a run takes a little longer than others. */
+taste_status taste_session_profile(taste_session *session, taste_parameters *parameters, uint32_t program,
+                                   uint32_t batch_size, uint32_t count, uint64_t *out_call_ns);
+
+/* What this CPU can do at most with all threads of a pool. */
+typedef struct taste_limits {
+    double flops_per_s; /* multiply-adds on registers alone, by a kernel of this build */
+    double bytes_per_s; /* a[i] = b[i] + s * c[i] over `memory`: two reads and a write an element */
+} taste_limits;
+
+/* Measures both, the best of several runs: a quarter of a second or so. `memory`, aligned to TASTE_ALIGNMENT, should be some
+ * times as large as the caches; its contents are lost. DOES_NOT_FIT if it holds less than a kibibyte a thread, USAGE if it is
+ * not aligned. */
+taste_status taste_pool_measure(taste_pool *pool, const taste_model *model, void *memory, size_t memory_bytes,
+                                taste_limits *out_limits, taste_error *out_error);
 
 /* Reads or writes a tensor of the session's arena (boundaries, their gradients, inputs, outputs) by name, at this batch size;
  * `count` must be its number of elements. */

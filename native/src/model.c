@@ -96,6 +96,23 @@ taste_status taste_model_tensor(const taste_model *model, uint32_t tensor, taste
     return TASTE_STATUS_OK;
 }
 
+taste_status taste_model_call(const taste_model *model, uint32_t program, uint32_t call, taste_call_facts *out_facts) {
+    if (program >= model->program_count || call >= model->programs[program].call_count) return TASTE_STATUS_USAGE;
+    const taste_call *c = &model->programs[program].calls[call];
+    *out_facts = (taste_call_facts){
+        .name = c->name,
+        .fixed_flops = c->fixed_flops,
+        .per_sample_flops = c->per_sample_flops,
+    };
+    for (unsigned a = 0; a < c->argument_count; a++) {
+        const taste_tensor *tensor = &model->tensors[c->arguments[a]];
+        uint64_t *bytes =
+            tensor->region == TASTE_REGION_BATCHED ? &out_facts->per_sample_bytes : &out_facts->fixed_bytes;
+        *bytes += tensor->size_bytes;
+    }
+    return TASTE_STATUS_OK;
+}
+
 const char *taste_model_segment_name(const taste_model *model, uint32_t segment) {
     return segment < model->segment_count ? model->segments[segment].name : NULL;
 }

@@ -106,6 +106,14 @@ typedef struct taste_segment {
     uint64_t state_offset_bytes, state_bytes;
 } taste_segment;
 
+/* A kernel that multiplies and adds in registers and nothing else: what it reaches is the limit of this CPU for the code of
+ * this build. Its argument is float32 [rows, row_elements]; each row is one task, and changed in place. */
+typedef struct taste_limit {
+    taste_kernel kernel;
+    uint32_t row_elements;
+    uint64_t row_flops;
+} taste_limit;
+
 typedef struct taste_model {
     uint32_t table_version;
     const char *name;
@@ -133,6 +141,7 @@ typedef struct taste_model {
     uint16_t label_smoothing; /* scalar tensor float32 [1]; TASTE_NO_TENSOR: the loss has none */
     uint16_t dropout_counter; /* scalar tensor uint32 [4]: seed, step, first sample, 0; TASTE_NO_TENSOR: no dropout */
     uint32_t input_values;    /* int32 inputs lie in [0, input_values); 0: the input is float32 */
+    taste_limit limit;
 } taste_model;
 
 extern const taste_model taste_model_table;

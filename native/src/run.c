@@ -16,25 +16,27 @@ static taste_status kernel_failed(taste_session *session, const taste_call *call
                       why);
 }
 
-static taste_status run_calls(taste_session *session, const taste_program *program, uint32_t first, uint32_t end) {
+static taste_status run_call(taste_session *session, const taste_call *call) {
     taste_ffi_any arguments[TASTE_MAX_ARGUMENTS];
-    taste_ffi_any result;
-    for (uint32_t i = first; i < end; i++) {
-        const taste_call *call = &program->calls[i];
-        if (call->argument_count > TASTE_MAX_ARGUMENTS) {
-            return taste_fail(&session->error, TASTE_STATUS_INTERNAL,
-                              "kernel %.60s has %u arguments. At most %d can be passed.", call->name,
-                              call->argument_count, TASTE_MAX_ARGUMENTS);
-        }
-        for (uint32_t a = 0; a < call->argument_count; a++) {
-            arguments[a] = (taste_ffi_any){.type_index = TASTE_FFI_DL_TENSOR};
-            arguments[a].value.as_pointer = &session->tensors[call->arguments[a]];
-        }
-        result = (taste_ffi_any){0};
-        taste_thread.failure[0] = 0;
-        if (call->kernel(NULL, arguments, call->argument_count, &result) != 0) return kernel_failed(session, call);
+    taste_ffi_any result = {0};
+    if (call->argument_count > TASTE_MAX_ARGUMENTS) {
+        return taste_fail(&session->error, TASTE_STATUS_INTERNAL,
+                          "kernel %.60s has %u arguments. At most %d can be passed.", call->name, call->argument_count,
+                          TASTE_MAX_ARGUMENTS);
     }
+    for (uint32_t a = 0; a < call->argument_count; a++) {
+        arguments[a] = (taste_ffi_any){.type_index = TASTE_FFI_DL_TENSOR};
+        arguments[a].value.as_pointer = &session->tensors[call->arguments[a]];
+    }
+    taste_thread.failure[0] = 0;
+    if (call->kernel(NULL, arguments, call->argument_count, &result) != 0) return kernel_failed(session, call);
     return TASTE_STATUS_OK;
+}
+
+static taste_status run_calls(taste_session *session, const taste_program *program, uint32_t first, uint32_t end) {
+    taste_status status = TASTE_STATUS_OK;
+    for (uint32_t i = first; i < end && status == TASTE_STATUS_OK; i++) status = run_call(session, &program->calls[i]);
+    return status;
 }
 
 /* Runs what `phases` says, in a bound session. */
@@ -115,6 +117,28 @@ taste_status taste_session_run(taste_session *session, taste_parameters *paramet
     set_scalars(session, &session->model->programs[program], batch_size);
     surroundings outer = enter(session);
     status = run_phases(session, program, phases, first_block, end_block);
+    leave(session, outer);
+    return status;
+}
+
+taste_status taste_session_profile(taste_session *session, taste_parameters *parameters, uint32_t program,
+                                   uint32_t batch_size, uint32_t count, uint64_t *out_call_ns) {
+    taste_status status = taste_session_bind(session, parameters, program, batch_size);
+    if (status != TASTE_STATUS_OK) return status;
+    const taste_program *p = &session->model->programs[program];
+    if (count != p->call_count) {
+        return taste_fail(&session->error, TASTE_STATUS_USAGE, "program %s has %u calls, not %u. Hand in all of them.",
+                          p->name, p->call_count, count);
+    }
+    set_scalars(session, p, batch_size);
+    surroundings outer = enter(session);
+    uint64_t start = taste_now_ns();
+    for (uint32_t i = 0; i < count && status == TASTE_STATUS_OK; i++) {
+        status = run_call(session, &p->calls[i]);
+        uint64_t end = taste_now_ns();
+        out_call_ns[i] = end - start;
+        start = end;
+    }
     leave(session, outer);
     return status;
 }

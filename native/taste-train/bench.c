@@ -14,7 +14,9 @@
 static taste_status train_step(void *context, taste_step *out_step) {
     static const taste_hyper hyper = {.learning_rate = 1e-6f, .momentum = 0.9f, .weight_decay = 5e-4f};
     const trainer *t = context;
-    return taste_session_step(t->session, t->parameters, t->program, t->batch_size, t->batches[0].x, t->batches[0].y, &hyper, out_step);
+    const batch_buffer *batch = &t->batches[0];
+    return taste_session_step(t->session, t->parameters, t->program, t->batch_size, batch->x, batch->y, &hyper,
+                              out_step);
 }
 
 static taste_status forward_step(void *context, taste_step *out_step) {

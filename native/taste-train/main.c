@@ -26,6 +26,7 @@ static taste_status run_verb(const options *options, taste_error *error) {
     switch (options->verb[0]) {
     case 'i': return verb_info(options, error);
     case 'b': return verb_bench(options, error);
+    case 'p': return verb_profile(options, error);
     case 't': return verb_train(options, error);
     case 'l': return verb_learn(options, error);
     default: return verb_eval(options, error);

@@ -22,17 +22,17 @@ typedef struct flag {
 #define AT(field) offsetof(options, field)
 
 static const flag flags[] = {
-    {"--program", "ib", TEXT, AT(program), 0, NULL},
-    {"--batch-size", "ibtel", COUNT, AT(batch_size), 1, NULL},
+    {"--program", "ibp", TEXT, AT(program), 0, NULL},
+    {"--batch-size", "ibptel", COUNT, AT(batch_size), 1, NULL},
     {"--effective-batch", "it", COUNT, AT(effective_batch), 1, NULL},
-    {"--seconds", "b", SECONDS, AT(seconds), 0, NULL},
+    {"--seconds", "bp", SECONDS, AT(seconds), 0, NULL},
     {"--min-steps", "b", COUNT, AT(min_steps), 1, NULL},
     {"--warmup", "b", COUNT, AT(warmup), 0, NULL},
-    {"--threads", "ibtel", COUNT, AT(threads), 1, NULL},
-    {"--cores", "ibtel", CORES, AT(cores), 0, NULL},
-    {"--memory", "ibtel", BYTES, AT(memory), 1, NULL},
-    {"--seed", "btel", SEED, AT(seed), 0, NULL},
-    {"--weights", "btel", TEXT, AT(weights), 0, NULL},
+    {"--threads", "ibptel", COUNT, AT(threads), 1, NULL},
+    {"--cores", "ibptel", CORES, AT(cores), 0, NULL},
+    {"--memory", "ibptel", BYTES, AT(memory), 1, NULL},
+    {"--seed", "bptel", SEED, AT(seed), 0, NULL},
+    {"--weights", "bptel", TEXT, AT(weights), 0, NULL},
     {"--samples", "tel", TEXT, AT(samples), 0, NULL},
     {"--logits", "e", TEXT, AT(logits), 0, NULL},
     {"--limit", "e", SEED, AT(limit), 1, NULL},
@@ -58,7 +58,6 @@ static const flag flags[] = {
     {"--label-smoothing", "t", FACTOR, AT(label_smoothing), 0, NULL},
     {"--eval-every", "t", COUNT, AT(eval_every), 0, NULL},
     {"--augment", "tl", CHOICE, AT(augment), 0, "none|flip|crop-flip|crop-flip-cutout"},
-    {"--bn-policy", "t", CHOICE, AT(bn_policy), 0, "per-micro-batch|frozen"},
     {"--bn-time-constant", "t", SWITCH, AT(bn_time_constant), 0, NULL},
     {"--checkpoint", "tl", TEXT, AT(checkpoint), 0, NULL},
     {"--checkpoint-every", "tl", PERIOD, AT(checkpoint_seconds), 0, NULL},
@@ -76,7 +75,7 @@ static const flag flags[] = {
     {"--passes", "l", COUNT, AT(learn.passes), 1, NULL},
     {"--samples-per-class", "l", COUNT, AT(learn.samples_per_class), 1, NULL},
     {"--loss-classes", "l", CHOICE, AT(learn.loss_classes), 0, "all|seen"},
-    {"--system-root", "ibtel", TEXT, AT(system_root), 0, NULL},
+    {"--system-root", "ibptel", TEXT, AT(system_root), 0, NULL},
 };
 
 /* A whole decimal number up to `highest`; 0: it is none. */
@@ -187,11 +186,6 @@ static taste_status check_training(const options *o, taste_error *error) {
         return taste_fail(error, TASTE_STATUS_USAGE,
                           "train without its length or learning rate. Give one of --epochs E and --steps K, and --lr L.");
     }
-    if (o->bn_policy != 0) {
-        return taste_fail(error, TASTE_STATUS_USAGE,
-                          "--bn-policy frozen: which statistics a batch norm uses is decided when the model is built. "
-                          "Build it with frozen batch norms.");
-    }
     if (o->effective_batch != 0 && o->effective_batch < o->batch_size) {
         return taste_fail(error, TASTE_STATUS_USAGE, "effective batch %u is smaller than batch size %u. Correct one.",
                           o->effective_batch, o->batch_size);
@@ -252,7 +246,7 @@ static taste_status check_together(const options *o, taste_error *error) {
 }
 
 taste_status options_parse(int argc, char **argv, options *out, taste_error *error) {
-    static const char *const verbs[] = {"info", "bench", "train", "eval", "learn"};
+    static const char *const verbs[] = {"info", "bench", "profile", "train", "eval", "learn"};
     *out = (options){.seconds = 2, .min_steps = 5, .warmup = 3, .system_root = "", .report_rate = 10};
     out->hyper = (taste_hyper){.beta1 = 0.9f, .beta2 = 0.999f, .epsilon = 1e-8f};
     out->checkpoint_seconds = 300;
@@ -263,7 +257,7 @@ taste_status options_parse(int argc, char **argv, options *out, taste_error *err
         if (strcmp(argv[1], verbs[i]) == 0) out->verb = verbs[i];
     }
     if (out->verb == NULL) {
-        return taste_fail(error, TASTE_STATUS_USAGE, "no verb '%.40s'. Use taste-train info, bench, train, eval or learn.",
+        return taste_fail(error, TASTE_STATUS_USAGE, "no verb '%.40s'. Use info, bench, profile, train, eval or learn.",
                           argc > 1 ? argv[1] : "");
     }
     for (int i = 2; i < argc; i++) {

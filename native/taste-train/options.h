@@ -57,7 +57,6 @@ typedef struct options {
     uint32_t eval_every; /* epochs; 0: at the end only */
     int32_t augment;     /* augment_level */
     int bn_time_constant; /* running statistics move as with whole effective batches */
-    int32_t bn_policy;   /* 0: statistics of the micro-batch */
     const char *checkpoint; /* folder; NULL: none */
     double checkpoint_seconds;
     uint32_t checkpoint_steps; /* instead of seconds, where not 0 */

@@ -44,6 +44,7 @@ void test_generator(void);
 void test_layout(void);
 void test_pool(void);
 void test_steps(void);
+void test_profile(void);
 void test_cut_points(void);
 void test_class_groups(void);
 void test_errors(void);

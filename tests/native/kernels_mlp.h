@@ -13,5 +13,6 @@ int mlp_head_weight_gradient(void *, const struct taste_ffi_any *, int32_t, stru
 int mlp_head_data_gradient(void *, const struct taste_ffi_any *, int32_t, struct taste_ffi_any *);
 int mlp_hidden_weight_gradient(void *, const struct taste_ffi_any *, int32_t, struct taste_ffi_any *);
 int mlp_hidden_data_gradient(void *, const struct taste_ffi_any *, int32_t, struct taste_ffi_any *);
+int mlp_multiply_add(void *, const struct taste_ffi_any *, int32_t, struct taste_ffi_any *);
 
 #endif

@@ -9,7 +9,8 @@ enum {
     CLASSES = 5,
     LANES = 4,
     BLOCKS = (HIDDEN + LANES - 1) / LANES,
-    STORED = BLOCKS * LANES
+    STORED = BLOCKS * LANES,
+    MLP_LIMIT_STEPS = 2000
 };
 
 #define MLP_MEAN_MOMENTUM 0.1f

@@ -239,4 +239,5 @@ const taste_model taste_model_table = {
     .loss_scale = LOSS_SCALE,
     .label_smoothing = SMOOTHING,
     .dropout_counter = DROPOUT,
+    .limit = {mlp_multiply_add, 2, 2 * MLP_LIMIT_STEPS},
 };

@@ -72,6 +72,7 @@ int main(int argc, char **argv) {
     test_layout();
     test_pool();
     test_steps();
+    test_profile();
     test_cut_points();
     test_class_groups();
     test_errors();

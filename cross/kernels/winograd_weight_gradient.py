@@ -1,0 +1,199 @@
+"""Winograd's weight gradient: dg = G^T [ sum over tiles of (A dY A^T) . (B^T d B) ] G.
+
+For each chunk of tiles: first every (block of channels of x or dy, group of tiles) is transformed; then a task takes a line of
+input channels and a line of output channels, sums their 16 products over the tiles of the chunk in registers, transforms the sums
+and adds them to its part of dw. Each element of dw is summed by one task, in the order of tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm.script.ir_builder import tirx as T
+
+from cross.graph import Shape
+from cross.kernels.convolution import ConvSpec
+from cross.kernels.convolution_weight_gradient import write_weight_gradient
+from cross.kernels.loop_nest import (
+    Buffer,
+    Expr,
+    PrimFunc,
+    add_to,
+    lanes,
+    local,
+    scratch,
+    settle,
+    spread,
+    store,
+    when,
+    write_kernel,
+    zeros,
+)
+from cross.kernels.tiles import register_tile, split
+from cross.kernels.winograd import (
+    GROUP,
+    PAIR,
+    PLACES,
+    Tiles,
+    both_ways,
+    chunk_tiles,
+    gradient_line,
+    input_line,
+    output_tiles,
+    weight_gradient_line,
+)
+from cross.target import Target
+
+MOST_TILES = 192
+"""Of a chunk: a line of x and one of dy take 24 KiB at 8 floats a vector."""
+
+LEAST_TILES = 96
+"""Of a chunk, whatever the caches."""
+
+LARGE_BYTES = 8 << 20
+"""Sums beyond this are written to memory, not a cache."""
+
+CACHES = 4
+"""Both are streamed, so a chunk may be larger than a cache: with few tiles the transforms of the sums weigh too much."""
+
+
+def few_tiles(spec: ConvSpec) -> int:
+    """A batch with fewer tiles takes the direct nest: the sums to be transformed would be as much as what is summed."""
+    return 32 if PLACES * spec.in_channels * spec.out_channels * 4 > LARGE_BYTES else 16
+
+
+def weight_gradient_chunk_shapes(spec: ConvSpec, target: Target) -> tuple[Shape, Shape]:
+    """Physical shapes of the chunks of transformed tiles of x and of dy: [lines, 16, tiles, channels of a line]."""
+    line = PAIR * target.channel_block
+    tiles = chunk_tiles(target, spec.in_channels + spec.out_channels, CACHES, (LEAST_TILES, MOST_TILES))
+    return (spec.in_channels // line, PLACES, tiles + 1, line), (spec.out_channels // line, PLACES, tiles + 1, line)
+
+
+def winograd_weight_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
+    """PrimFunc(x stored with `spec.x_pads`, dy stored with `spec.y_pads`, chunk of x, chunk of dy, dw in weight storage)."""
+    x_shape, dy_shape = spec.x_storage(target).shape, spec.y_storage(target).shape
+    x_chunk, dy_chunk = weight_gradient_chunk_shapes(spec, target)
+    with write_kernel("winograd_weight_gradient") as kernel:
+        x, dy = kernel.tensor("x", x_shape), kernel.tensor("dy", dy_shape)
+        chunks = kernel.tensor("x_chunk", x_chunk), kernel.tensor("dy_chunk", dy_chunk)
+        dw = kernel.tensor("dw", spec.weight_storage(target).shape)
+        tiles = output_tiles(spec)
+        nest = _Nest(spec, target, tiles, kernel.batch, x, dy, *chunks, dw)
+
+        if tiles.count >= few_tiles(spec):
+            nest.write()
+        else:
+            with T.If(kernel.batch * tiles.count < few_tiles(spec)):
+                with T.Then():
+                    write_weight_gradient(spec, target, kernel.batch, (x, dy, dw))
+                with T.Else():
+                    nest.write()
+    return kernel.function
+
+
+@dataclass(frozen=True)
+class _Nest:
+    spec: ConvSpec
+    target: Target
+    tiles: Tiles
+    batch: Expr
+    x: Buffer
+    dy: Buffer
+    x_chunk: Buffer
+    dy_chunk: Buffer
+    dw: Buffer
+
+    @property
+    def width(self) -> int:
+        return int(self.dw.shape[-1])
+
+    def write(self) -> None:
+        """Every chunk of tiles: its transforms, then its part of dw."""
+        most, in_blocks, out_blocks = int(self.x_chunk.shape[2]) - 1, int(self.x.shape[1]), int(self.dy.shape[1])
+        total, lines = settle(self.batch * self.tiles.count), int(self.x_chunk.shape[0])
+        with T.serial((total + (most - 1)) // most) as number:
+            first = settle(number * most)
+            count = settle(T.min(total - first, most))
+            with T.parallel((count + (GROUP - 1)) // GROUP * (in_blocks + out_blocks)) as task:
+                block, begin = settle(task % (in_blocks + out_blocks)), settle(task // (in_blocks + out_blocks) * GROUP)
+                with when(block < in_blocks):
+                    self._transform_x(block, begin, first, count)
+                with when(block >= in_blocks):
+                    self._transform_dy(settle(block - in_blocks), begin, first, count)
+            with T.parallel(lines * int(self.dy_chunk.shape[0])) as task:
+                self._part(settle(task % lines), settle(task // lines), number, count)
+
+    def _put(self, chunk: Buffer, block: Expr, tile: Expr, places: list[list[Expr]]) -> None:
+        lane = lanes(block % PAIR * self.width, self.width)
+        for place in range(PLACES):
+            store(chunk, (block // PAIR, place, tile, lane), places[place // 4][place % 4])
+
+    def _transform_x(self, block: Expr, begin: Expr, first: Expr, count: Expr) -> None:
+        lane = lanes(0, self.width)
+        top, left = (self.spec.x_pads[axis] - self.spec.pads[axis] for axis in (0, 1))
+        with T.serial(T.min(count - begin, GROUP)) as inside:
+            tile = settle(begin + inside)
+            n, row, column = self.tiles.place(first + tile)
+            places = both_ways(input_line, lambda i, j: self.x[n, block, row + (top + i), column + (left + j), lane], 4)
+            self._put(self.x_chunk, block, tile, places)
+
+    def _transform_dy(self, block: Expr, begin: Expr, first: Expr, count: Expr) -> None:
+        lane = lanes(0, self.width)
+        top, left = self.spec.y_pads[0], self.spec.y_pads[1]
+        with T.serial(T.min(count - begin, GROUP)) as inside:
+            tile = settle(begin + inside)
+            n, row, column = self.tiles.place(first + tile)
+            places = both_ways(
+                gradient_line, lambda i, j: self.dy[n, block, row + (top + i), column + (left + j), lane], 2
+            )
+            self._put(self.dy_chunk, block, tile, places)
+
+    def _part(self, x_line: Expr, dy_line: Expr, number: Expr, count: Expr) -> None:
+        """One line of input channels by one of output channels: dw of this chunk's tiles, stored or added."""
+        line, width = int(self.x_chunk.shape[3]), self.width
+        scalars, vectors = register_tile(self.target, ((line, 1),), PAIR)
+        cut, blocks = split(line, scalars), split(PAIR, vectors)
+        sums = scratch(PLACES, PAIR, line, width)
+        with T.serial(PLACES) as place:
+            for size, _, tiles, first_item in cut.parts:
+                with T.serial(tiles) as tile, T.serial(blocks.count) as k:
+                    item = settle(first_item + tile * size)
+                    self._product(sums, (x_line, dy_line, place), count, item, settle(k * vectors), size, vectors)
+        with T.serial(PAIR) as k, T.serial(line) as item:
+            lane = lanes(0, width)
+            taps = both_ways(weight_gradient_line, lambda i, j: sums[4 * i + j, k, item, lane], 4)
+            out, c, i = settle(dy_line * PAIR + k), settle(x_line * PAIR + item // width), settle(item % width)
+            places = [(out, c, r, s, i, lane) for r in range(3) for s in range(3)]
+            with T.If(number > 0):
+                with T.Then():
+                    for at in places:
+                        add_to(self.dw, at, taps[at[2]][at[3]])
+                with T.Else():
+                    for at in places:
+                        store(self.dw, at, taps[at[2]][at[3]])
+
+    def _product(
+        self,
+        sums: Buffer,
+        where: tuple[Expr, Expr, Expr],
+        count: Expr,
+        item: Expr,
+        block: Expr,
+        scalars: int,
+        vectors: int,
+    ) -> None:
+        """One register tile of one of the 16 products, summed over the tiles of the chunk."""
+        x_line, dy_line, place = where
+        width = self.width
+        registers = [local(vectors, width) for _ in range(scalars)]
+        every = [(i, k) for i in range(scalars) for k in range(vectors)]
+        for i, k in every:
+            store(registers[i], (k, lanes(0, width)), zeros(width))
+        with T.serial(count) as tile:
+            for i in range(scalars):
+                value = spread(self.x_chunk[x_line, place, tile, item + i], width)
+                for k in range(vectors):
+                    gradient = self.dy_chunk[dy_line, place, tile, lanes((block + k) * width, width)]
+                    add_to(registers[i], (k, lanes(0, width)), value * gradient)
+        for i, k in every:
+            store(sums, (place, block + k, item + i, lanes(0, width)), registers[i][k, lanes(0, width)])

@@ -203,6 +203,9 @@ static taste_status check_learning(const options *o, taste_error *error) {
         return taste_fail(error, TASTE_STATUS_USAGE,
                           "replay ratio %g leaves no rows for the stream. Use one below 1.", l->replay_ratio);
     }
+    if (l->loss_classes == LEARN_LOSS_SEEN && l->scenario != LEARN_CIL) {
+        return taste_fail(error, TASTE_STATUS_USAGE, "--loss-classes seen is of --scenario cil. Leave it out.");
+    }
     if (l->tasks > 1024) {
         return taste_fail(error, TASTE_STATUS_USAGE, "%u tasks. Use 1 to 1024.", l->tasks);
     }

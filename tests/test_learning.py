@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.native_builds import ARM, CLASSES, HOST, RISCV, Toolchain, refuse, run, succeed
+from tests.native_builds import ADDRESS, ARM, CLASSES, HOST, RISCV, Toolchain, refuse, run, succeed
 from tests.packed_data import keyed_order, normalised, pack
 from tests.replay_buffer import ReplayBuffer
 from tests.test_checkpoints import live_until
@@ -277,6 +277,15 @@ def test_learning_under_qemu(build: Build, program: Path, toolchain: Toolchain, 
     losses = [[e["loss"] for e in of(events, "step")] for events in (here, there)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     resume_points(emulated, data, tmp_path, [4, 9], toolchain.emulator)
+
+
+@pytest.mark.needs("clang")
+def test_learning_under_sanitizers(build: Build, data: Data, tmp_path: Path) -> None:
+    sanitized = build(ADDRESS, "taste-train")
+    for policy in ("class-balanced", "ring"):
+        flags = ("--memory-policy", policy, "--scenario", "til", "--checkpoint", tmp_path / policy)
+        succeed(sanitized, *learn(data, *flags, "--checkpoint-every", "1steps"))
+        succeed(sanitized, *learn(data, *flags, "--resume"))
 
 
 def test_a_checkpoint_of_other_options_is_refused(program: Path, data: Data, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
     TasteError                 internal error                              1
     |-- UsageError             bad flag, unknown board or model            2
+    |   `-- FreeShapeError     a model leaves its shape open               2
     |-- DoesNotFitError        more memory than there is                  10
     |-- NoSpaceError           disk full                                  11
     |-- FileError              I/O error                                  12
@@ -32,6 +33,10 @@ class TasteError(Exception):
 
 class UsageError(TasteError):
     exit_code = 2
+
+
+class FreeShapeError(UsageError):
+    """An ONNX file with free dimensions beside the batch: whoever has data may try again with their shape."""
 
 
 class DoesNotFitError(TasteError):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from cross import toolchain
 from cross.errors import TasteError
@@ -85,7 +85,8 @@ def link(
 def write_weights(model: Model, path: Path) -> None:
     """Parameters, states and constants in canonical layout, under their own names."""
     arrays = {**model.parameters, **model.states, **model.constants}
-    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
+    # Not save_file: what that writes only its owner may read.
+    path.write_bytes(save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
 
 
 def _zig(triple: str, target: Target, arguments: list[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from cross.errors import CorruptInputError, TasteError, UnsupportedModelError, UsageError, one_line
+from cross.errors import CorruptInputError, FreeShapeError, TasteError, UnsupportedModelError, UsageError, one_line
 from cross.graph import BATCH, Init, Model, Shape, TensorType
 from cross.initialise import initial_value
 from cross.onnx_import.blocks import compute_blocks
@@ -248,7 +248,9 @@ def _sample_shape(source: SourceGraph, wanted: Shape | None) -> Shape:
     shape = wanted or tuple(d if d is not None else BATCH for d in declared)
     if BATCH in shape:
         listed = ",".join("?" if d is None else str(d) for d in declared)
-        raise UsageError(f"input {source.input!r} has free dimensions ({listed}). Give them with --input-shape C,H,W.")
+        raise FreeShapeError(
+            f"input {source.input!r} has free dimensions ({listed}). Give them with --input-shape C,H,W."
+        )
     if len(shape) != len(declared):
         raise UsageError(
             f"input {source.input!r} takes {len(declared)} dimensions a sample; --input-shape gives {len(shape)}."

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from host_control.data import PackOptions
 
 
+_LARGEST_WHOLE = 2**31 - 1
+"""Of counts and seeds: the program on the board keeps them in 32 bits."""
+
+
 def positive(text: str) -> int:
     """A whole number from 1 up."""
     value = _whole(text)
@@ -116,9 +120,12 @@ def batch_sizes(text: str) -> tuple[int, ...]:
 
 def _whole(text: str) -> int:
     try:
-        return int(text)
+        value = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if value > _LARGEST_WHOLE:
+        raise argparse.ArgumentTypeError(f"{text} is above {_LARGEST_WHOLE}")
+    return value
 
 
 def add_model_flags(parser: argparse.ArgumentParser, required: bool = True) -> None:

@@ -27,11 +27,13 @@ def default_folder(model: str, board: str, now: datetime | None = None) -> Path:
 class RunFolder:
     """A run folder held by this process: a second run in it is refused (BusyError) as long as this one lives.
 
-    The lock is `flock`ed, so it dies with its holder; the file names the holder for the message.
+    The lock is `flock`ed, so it dies with its holder; the file names the holder for the message. A new folder in which
+    nothing was written is gone when it is closed.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._is_new = not path.exists()
         if path.exists() and not path.is_dir():
             raise UsageError(f"--out {path} is a file. Name a folder.")
         path.mkdir(parents=True, exist_ok=True)
@@ -50,6 +52,9 @@ class RunFolder:
     def close(self) -> None:
         """Let the folder go; safe to call twice."""
         if self._lock >= 0:
+            if self._is_new and os.listdir(self.path) == [".lock"]:
+                (self.path / ".lock").unlink()
+                self.path.rmdir()
             os.close(self._lock)
             self._lock = -1
 

@@ -145,7 +145,9 @@ class StudyRun:
             f"{space.bs_max} ({end}); {strategy.budget} of them are measured ({self.args.search})"
         )
         least = "about" if forecast.known else "at least"
-        console.line(f"forecast: {least} {duration(forecast.remaining_s)}, at most {duration(limit)} (--time-budget)")
+        console.line(
+            f"forecast: {least} {duration(min(forecast.remaining_s, limit))}, at most {duration(limit)} (--time-budget)"
+        )
         console.event(
             "forecast",
             sizes=list(space.sizes),

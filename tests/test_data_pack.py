@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import struct
@@ -20,7 +21,7 @@ from hypothesis.extra import numpy as hnp
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from cross.errors import CorruptInputError, DataError, UsageError
+from cross.errors import CorruptInputError, DataError, NoSpaceError, UsageError
 from host_control.data import (
     DataSet,
     PackOptions,
@@ -338,6 +339,15 @@ def test_decode_images_as_the_packed_ones_were(tmp_path: Path) -> None:
     data = open_packed(_pack(source, tmp_path / "b", PackOptions(size=(5, 3), resize="pad", bgr=True, val_split=0)))
     with safe_open(data.train.path, "numpy") as file:
         np.testing.assert_array_equal(decode_images(sorted(source.rglob("*.png")), data), file.get_tensor("x"))
+
+
+def test_a_full_disk_of_the_cache_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("host_control.data.cache.pack", full)
+    with pytest.raises(NoSpaceError, match=rf"{tmp_path}/cache. Free some, or set TASTE_CACHE"):
+        packed_for(_source(tmp_path / "a"), _WHOLE, tmp_path / "cache")
 
 
 def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

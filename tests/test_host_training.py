@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cross.errors import UsageError
+from cross.link import write_weights
+from cross.load_model import load_model
+from cross.zoo import ZOO
 from host_control.cli import main
 from host_control.training.view import TrainView
 from tests.fake_trainer import write_trainer
@@ -133,10 +137,12 @@ def test_the_newest_unfinished_run_of_the_same_flags_goes_on(
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
     code, _, err = train(capsys, "--data", data, "--lr", "99", "--resume")
     assert code == 15 and len(list((tmp_path / "runs").iterdir())) == 1
+    # No checkpoint was there: the second attempt began anew, and so does its record.
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
     code, _, err = train(capsys, "--data", data, "--lr", "98", "--resume")
     assert code == 2 and "no unfinished run with these flags" in err
     code, _, err = train(capsys, "--data", data, "--lr", "98", "--out", folder)
-    assert code == 2 and "was begun with --lr 99.0, not 98.0" in err
+    assert code == 2 and "was begun with --lr 99.0, now it is --lr 98.0" in err
 
 
 def test_other_data_than_the_run_began_with_is_refused(
@@ -184,6 +190,9 @@ def test_dry_run(data: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path)
         (("--board", "recorded:none.json"), 2, "no recorded table"),
         (("--input-shape", "1,9,9,9"), 2, "the model takes samples of 1x9x9x9, .* is packed as 1x8x8"),
         (("--resume", "--out", "empty"), 2, "holds no run to go on with"),
+        (("--model", "nomodel"), 2, "no model 'nomodel'"),
+        (("--loss", "mse"), 2, "--loss mse needs targets like the output, and .* has labels"),
+        (("--seed", str(2**70)), 2, "is above 2147483647"),
     ],
 )
 def test_bad_flags_are_one_line(
@@ -193,6 +202,39 @@ def test_bad_flags_are_one_line(
 
     got, _, err = train(capsys, "--data", data, *words, lines=False)
     assert got == code and re.search(message, err) and err.count("\n") == 1, err
+
+
+def test_a_mistake_in_the_flags_leaves_no_run_behind(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise UsageError("no parameter matches 'nothing'. Correct it.")
+
+    mistakes = (("--batch-size", "16"), ("--effective-batch", "400"), ("--nesterov", "--optimizer", "adam"))
+    for words in mistakes:
+        assert train(capsys, "--data", data, "--out", "run", *words)[0] == 2
+        assert not (tmp_path / "run").exists(), words
+    with monkeypatch.context() as patch:
+        patch.setattr("host_control.verbs.train.build_imported", refuse)
+        assert train(capsys, "--data", data, "--out", "run", "--trainable", "nothing")[0] == 2
+    assert train(capsys, "--data", data, "--out", "run")[0] == 0
+
+
+def test_fewer_samples_than_are_looked_at_train_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "few.npz", x=np.arange(8 * 64, dtype=np.uint8).reshape(8, 8, 8), y=np.arange(8) % 2)
+    code, lines, err = train(capsys, "--data", tmp_path / "few.npz", "--effective-batch", "4", "--out", "run")
+    assert (code, err) == (0, "") and lines[-1]["effective_batch"] == 4
+
+
+def test_a_file_of_two_outputs_asks_which_before_anything_is_packed(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proto = ZOO["mlp"].build((1, 8, 8), 2)
+    proto.graph.output.add().name = proto.graph.node[0].output[0]
+    (tmp_path / "two.onnx").write_bytes(proto.SerializeToString())
+    code, _, err = train(capsys, "--data", data, "--model", "two.onnx")
+    assert code == 2 and "Choose one with --output" in err and err.count("\n") == 1
+    assert not (tmp_path / "cache").exists()
 
 
 def test_bad_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +272,8 @@ def test_what_eval_predict_and_export_cannot_do_is_one_line(
     run = finished_run(data, tmp_path, capsys)
     (tmp_path / "no.jpg").write_bytes(b"\xff\xd8\xff not an image")
     (tmp_path / "bare").mkdir()
-    others = tmp_path / "others.npz"
+    others, own = tmp_path / "others.npz", tmp_path / "own.safetensors"
+    write_weights(load_model("mlp"), own)
     rng = np.random.default_rng(1)
     np.savez(others, x=rng.integers(0, 256, (20, 8, 8), np.uint8), y=np.arange(20) % 2, classes=np.array(["a", "b"]))
     for words, code, message in (
@@ -239,12 +282,15 @@ def test_what_eval_predict_and_export_cannot_do_is_one_line(
         (["eval", "--model", "mlp"], 2, "Give --data"),
         (["eval", "--run", run, "--data", others], 23, "has the classes a, b; the model was trained on cat, dog"),
         (["eval", "--run", run, "--board", f"recorded:{tmp_path}/none.json"], 2, "no recorded table"),
-        (["predict", "--run", run, tmp_path / "no.jpg"], 23, "no.jpg"),
+        (["predict", "--run", run, tmp_path / "no.jpg"], 23, "Repair it, or leave it out."),
         (["predict", "--run", run, tmp_path / "none.jpg"], 23, "is not a file"),
         (["predict", "--run", tmp_path / "bare", "x.jpg"], 2, "is no training run"),
         (["export", "--onnx", "x.onnx"], 2, "Give --run DIR, or --weights FILE"),
         (["export", "--weights", run / "weights.safetensors", "--onnx", "x.onnx"], 2, "Give --model M"),
         (["export", "--run", run], 2, "one of the arguments --onnx --safetensors is required"),
+        (["export", "--model", "mlp", "--weights", own, "--onnx", run], 2, "is a folder. Name a file"),
+        (["export", "--model", "mlp", "--weights", own, "--safetensors", run], 2, "is a folder. Name a file"),
+        (["export", "--model", "mlp", "--weights", own, "--safetensors", "/proc/x"], 12, "No such file"),
         (["export", "--run", run, "--onnx", "x.onnx"], 13, "does not fit mlp: missing"),
     ):
         got = main([*map(str, words)])

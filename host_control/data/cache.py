@@ -6,12 +6,13 @@ sizes and times of all its files, and the options: a file that changes makes ano
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
 
-from cross.errors import CorruptInputError, UsageError
+from cross.errors import CorruptInputError, NoSpaceError, UsageError
 from host_control.data import csv_table
 from host_control.data.data_set import PackOptions
 from host_control.data.packed import FORMAT, is_packed, open_packed
@@ -48,8 +49,12 @@ def packed_for(
             shutil.rmtree(entry)
     try:
         return pack(read_data_set(source, options), entry, options, report)
-    except (UsageError, OSError):
+    except (UsageError, OSError) as error:
         # Another process packed the same in the meantime.
         if not is_packed(entry):
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise NoSpaceError(
+                    f"no space left to pack {source} in {entry.parent}. Free some, or set TASTE_CACHE to another folder."
+                ) from error
             raise
         return Packed(open_packed(entry), ())

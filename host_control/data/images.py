@@ -62,7 +62,11 @@ def decode_images(paths: Sequence[Path], form: PackOptions | PackedDataSet) -> B
     for path in paths:
         if not path.is_file():
             raise DataError(f"{path} is not a file. Give image files.")
-        images.append(prepare(path.read_bytes(), options, str(path)))
+        try:
+            images.append(prepare(path.read_bytes(), options, str(path)))
+        except BadSampleError as error:
+            # Its remedy is that of a data set; here every image was asked for by name.
+            raise DataError(f"{str(error).partition('. Repair')[0]}. Repair it, or leave it out.") from error
         require_same_shape(images[-1], images[0].shape, str(path))
     if not images:
         raise DataError("no image was given. Name at least one file.")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cross.errors import TasteError, UsageError
+from cross.errors import FreeShapeError, TasteError, UsageError
 from cross.zoo import ZOO
 from host_control.console import Console
 from host_control.data import PackedDataSet, PackOptions, packed_for, read_data_set
@@ -86,7 +86,7 @@ def first_samples(data: PackedDataSet, count: int) -> Array:
     from safetensors import safe_open
 
     with safe_open(data.train.path, framework="numpy") as file:
-        bytes_ = np.asarray(file.get_slice("x")[:count])
+        bytes_ = np.asarray(file.get_slice("x")[: min(count, data.train.samples)])
     return normalised(bytes_, data.mean, data.std)
 
 
@@ -102,14 +102,14 @@ def _shape_of_model(args: argparse.Namespace) -> tuple[int, ...] | None:
     """What --model takes where that is fixed: --input-shape, or what the file says."""
     if args.input_shape is not None:
         return tuple(args.input_shape)
-    if args.model in ZOO or not Path(args.model).is_file():
+    if args.model in ZOO:
         return None
     from cross.load_model import load_model
 
     try:
         return load_model(args.model, input_name=args.input, output_name=args.output).input_shape
-    except UsageError:
-        return None  # free dimensions: the data decides; whatever else is wrong is said when the model is loaded for it
+    except FreeShapeError:
+        return None  # the data decides
 
 
 def _size_for_zoo(args: argparse.Namespace) -> tuple[int, int] | None:

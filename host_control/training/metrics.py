@@ -27,11 +27,17 @@ class Metrics:
         self._path = folder / RECORD
         self.records: list[dict[str, Any]] = read_records(self._path)
         self._file = self._path.open("a", encoding="utf-8")
+        self._begins = True
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Record one event of the board; what is no measurement is left out."""
         if event.get("event") == "resume":
             self._drop_after(int(event["step"]))
+            self._begins = False
+        elif event.get("event") == "step" and self._begins:
+            # No checkpoint was there to go on from: what an earlier attempt recorded is done again from the start.
+            self._drop_after(0)
+            self._begins = False
         if event.get("event") not in _KEPT:
             return
         record = finite(dict(event))

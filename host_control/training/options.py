@@ -15,6 +15,7 @@ SCHEDULES = ("constant", "step", "cosine", "linear")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 AUGMENTATIONS = ("none", "flip", "crop-flip", "crop-flip-cutout")
 CHECKPOINT_EVERY = "60"
+MOST_EPOCHS = 100_000
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
     """How to train."""
     group = parser.add_argument_group("training")
     length = group.add_mutually_exclusive_group()
-    length.add_argument("--epochs", type=above_zero, help="passes over the data (default: 10, small sets up to 40)")
+    length.add_argument("--epochs", type=_epochs, help="passes over the data (default: 10, small sets up to 40)")
     length.add_argument("--steps", type=positive, help="optimizer steps, in place of --epochs")
     group.add_argument(
         "--batch-size", type=_batch_size, default="auto", metavar="N|auto",
@@ -223,6 +224,13 @@ def above_zero(text: str) -> float:
     value = _real(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text} is not above zero")
+    return value
+
+
+def _epochs(text: str) -> float:
+    value = above_zero(text)
+    if value > MOST_EPOCHS:
+        raise argparse.ArgumentTypeError(f"{text} is more than {MOST_EPOCHS} epochs")
     return value
 
 

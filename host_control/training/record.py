@@ -92,10 +92,19 @@ def check_goes_on(folder: RunFolder, identity: dict[str, Any], resume: bool) -> 
     if differing:
         name = differing[0]
         raise UsageError(
-            f"the run in {folder.path} was begun with --{name.replace('_', '-')} {stored.get(name)}, not "
-            f"{identity[name]}. Use the same flags, or another --out."
+            f"the run in {folder.path} was begun with {_spelled(name, stored.get(name))}, now it is "
+            f"{_spelled(name, identity[name])}. Use the same flags, or another --out."
         )
     return folder.read_json(OPTIONS)
+
+
+def _spelled(name: str, value: Any) -> str:
+    """A flag as it is typed: '--lr 0.3', '--nesterov', 'no --lr'."""
+    flag = f"--{name.replace('_', '-')}"
+    if value is None or value is False:
+        return f"no {flag}"
+    text = ",".join(map(str, value)) if isinstance(value, list) else value
+    return flag if value is True else f"{flag} {text}"
 
 
 def check_unchanged(before: dict[str, Any] | None, model: dict[str, Any], data: dict[str, Any]) -> None:
@@ -150,7 +159,9 @@ def read_run(folder: Path) -> Run:
         raise UsageError(f"{folder} is no training run: it has no {OPTIONS}. Name the --out of `train`.")
     held = read_json(file)
     if not (folder / WEIGHTS).is_file():
-        raise UsageError(f"the run in {folder} has no weights yet. Go on with `train --out {folder} --resume`.")
+        raise UsageError(
+            f"the run in {folder} has no weights yet. Go on with its own `train` command and --out {folder} --resume."
+        )
     try:
         run = Run(folder, held)
         run.model_arguments(), run.options["data"]["mean"]

@@ -19,10 +19,13 @@ QUIET_S = 10.0
 class TrainView:
     """Shows the board's events; with --json they are passed on as they are."""
 
-    def __init__(self, console: Console, region: Live | None, schedule: Schedule, emulated: bool) -> None:
+    def __init__(
+        self, console: Console, region: Live | None, schedule: Schedule, emulated: bool, goes_on: bool = False
+    ) -> None:
         self._console, self._region, self._schedule = console, region, schedule
         self._speed = "emulated samples/s" if emulated else "samples/s"
         self._said = -QUIET_S
+        self._goes_on = goes_on
 
     def show(self, event: Mapping[str, Any]) -> None:
         """One event of the board."""
@@ -30,12 +33,20 @@ class TrainView:
         if kind not in ("result", "error"):
             self._console.event(str(kind), **{key: value for key, value in event.items() if key != "event"})
         if kind == "step":
+            if self._goes_on:
+                self._console.line("the board has no checkpoint of this run: it begins anew")
+                self._goes_on = False
             self._step(event)
         elif kind == "eval":
             self._console.line(
                 f"epoch {event.get('epoch', 0):g}: test loss {_real(event.get('loss'))}, "
                 f"accuracy {_percent(event.get('accuracy'))} of {event.get('samples', 0)}"
             )
+        elif kind == "resume":
+            self._goes_on = False
+            self._console.line(f"goes on after update {event.get('step')}, epoch {float(event.get('epoch') or 0):.2f}")
+        elif kind == "warning":
+            self._console.line(f"warning: {event.get('message')}")
 
     def _step(self, event: Mapping[str, Any]) -> None:
         line = self.line(event)

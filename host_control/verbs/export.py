@@ -11,7 +11,7 @@ from cross.errors import UsageError
 from host_control.console import Console, mib
 from host_control.flags import add_model_flags, not_negative
 from host_control.preparation import import_model
-from host_control.run_folder import RunFolder
+from host_control.run_folder import RunFolder, write_whole
 from host_control.training.record import Run, read_run
 
 if TYPE_CHECKING:
@@ -67,20 +67,21 @@ def _write(
     """Write the file asked for: the files, their bytes, how many tensors."""
     import json
 
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
+    target: Path = args.onnx or args.safetensors
+    if target.is_dir():
+        raise UsageError(f"{target} is a folder. Name a file to write.")
     if args.onnx is not None:
         from cross.export_model import export_model
 
         done = export_model(model, source, args.onnx, properties)
         return done.files, done.size_bytes, done.tensors
     tensors = {**model.parameters, **model.states}
-    args.safetensors.parent.mkdir(parents=True, exist_ok=True)
     metadata = {key: value if isinstance(value, str) else json.dumps(value) for key, value in properties.items()}
-    part = args.safetensors.with_name(f".{args.safetensors.name}.part")
-    save_file(tensors, part, metadata)
-    part.replace(args.safetensors)
-    return (args.safetensors,), args.safetensors.stat().st_size, len(tensors)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(target, save(tensors, metadata))
+    return (target,), target.stat().st_size, len(tensors)
 
 
 def _properties(run: Run | None, model: Model) -> dict[str, Any]:

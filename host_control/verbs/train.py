@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
         data = packed_data(args, console)
         model = model_for(args, data, console)
         check_unchanged(before, describe_model(args, model), describe_data(data))
-        # From here on the folder holds a run; what fails before leaves none to go on with.
-        folder.write_json(TRAIN_RECORD, identity | {"complete": False})
+        # Flags that do not fit together are said before anything is built or measured.
+        resolve_options(args, model, data.train.samples, args.batch_size if isinstance(args.batch_size, int) else 1)
         with opened_board(args) as board:
             return _Training(args, console, folder, deployed(board), data, model).run(before)
 
@@ -122,6 +122,8 @@ class _Training:
         target = choose_target(args.target, args.board, facts)
         built, _ = build_imported(self.model, args, target, self.folder.path / "build", console)
         send(self.board, built, console)
+        # From here on the folder holds a run; what fails before leaves none to go on with.
+        self.folder.write_json(TRAIN_RECORD, run_identity(args) | {"complete": False})
         settled = args
         if before is not None and args.effective_batch is None:
             # The default follows the batch size, which may be another one now; what is learned stays the same.
@@ -202,7 +204,7 @@ class _Training:
         metrics = Metrics(self.folder.path)
         try:
             with self.console.live() as region:
-                view = TrainView(self.console, region, schedule, self.board.facts().emulated)
+                view = TrainView(self.console, region, schedule, self.board.facts().emulated, goes_on)
 
                 def on_event(event: Mapping[str, Any]) -> None:
                     metrics.add(event)

@@ -250,13 +250,24 @@ static int is_finite_tensor(const taste_tensor *tensor, const void *stored, uint
     return 1;
 }
 
-const char *taste_session_find_non_finite(const taste_session *session, const taste_parameters *parameters,
-                                          uint32_t program, uint32_t batch_size) {
+static int are_finite(const float *values, uint64_t count) {
+    for (uint64_t i = 0; i < count; i++) {
+        if (!isfinite(values[i])) return 0;
+    }
+    return 1;
+}
+
+/* The first tensor in the order of a step that is not finite. The input is looked for in the caller's `x`: in the arena
+ * its place may have gone to an activation by now. */
+static const char *find_non_finite(const taste_session *session, const taste_parameters *parameters, uint32_t program,
+                                   uint32_t batch_size, const void *x) {
     const taste_model *model = session->model;
     const taste_program *p = &model->programs[program];
     const uint16_t ends[] = {p->output, p->loss};
     const taste_tensor *input = &model->tensors[p->input];
-    if (!is_finite_tensor(input, taste_session_at(session, input, batch_size), batch_size)) return input->name;
+    if (input->dtype == TASTE_DTYPE_FLOAT32 && model->input_values == 0 &&
+        !are_finite(x, taste_layout_count(input, batch_size)))
+        return input->name;
     for (uint32_t i = 0; i < model->tensor_count; i++) {
         const taste_tensor *tensor = &model->tensors[i];
         if (!taste_in_parameter_set(tensor)) continue;
@@ -269,9 +280,9 @@ const char *taste_session_find_non_finite(const taste_session *session, const ta
     return "an activation";
 }
 
-/* Forward, loss, backward of a loaded batch; `out` gets loss, correct and times. */
+/* Forward, loss, backward of a loaded batch `x`; `out` gets loss, correct and times. */
 static taste_status forward_backward(taste_session *session, const taste_parameters *parameters, uint32_t program,
-                                     uint32_t batch_size, taste_step *out) {
+                                     uint32_t batch_size, const void *x, taste_step *out) {
     const taste_program *p = &session->model->programs[program];
     uint32_t blocks = session->model->block_count;
     uint64_t start = taste_now_ns();
@@ -286,8 +297,9 @@ static taste_status forward_backward(taste_session *session, const taste_paramet
     out->loss = mean_loss(session, p, batch_size);
     if (!isfinite(out->loss)) {
         return taste_fail(&session->error, TASTE_STATUS_NON_FINITE,
-                          "the loss is %f, first seen in '%.100s'. Lower the learning rate or look at the data.",
-                          out->loss, taste_session_find_non_finite(session, parameters, program, batch_size));
+                          "the loss is %s, first seen in '%.100s'. Lower the learning rate or look at the data.",
+                          isnan(out->loss) ? "NaN" : "Inf",
+                          find_non_finite(session, parameters, program, batch_size, x));
     }
     taste_mask_gradient(session, p, batch_size);
     status = run_phases(session, program, TASTE_RUN_BACKWARD, 0, blocks);
@@ -338,7 +350,7 @@ taste_status taste_session_gradients(taste_session *session, taste_parameters *p
         memcpy(session->statistics, parameters->region[TASTE_REGION_STATES], session->model->state_bytes);
     }
     surroundings outer = enter(session);
-    status = forward_backward(session, parameters, program, batch_size, out_step);
+    status = forward_backward(session, parameters, program, batch_size, x, out_step);
     if (slowed) slow_statistics(session, parameters, (double)batch_size / effective_batch);
     if (status == TASTE_STATUS_OK && session->accumulator != NULL) taste_session_accumulate(session, batch_size);
     leave(session, outer);

@@ -60,8 +60,4 @@ taste_status taste_session_bind(taste_session *session, const taste_parameters *
 /* Adds the gradients to the accumulated ones. */
 void taste_session_accumulate(taste_session *session, uint32_t batch_size);
 
-/* Names the first tensor that holds a NaN or Inf, for an error's text. */
-const char *taste_session_find_non_finite(const taste_session *session, const taste_parameters *parameters,
-                                          uint32_t program, uint32_t batch_size);
-
 #endif

@@ -9,11 +9,19 @@
         logits = trainer.predict(x)                # float32 [n, classes]
         trainer.save_weights("trained.safetensors")
 
+or one sample at a time, new classes among them, with replay of old ones:
+
+    learner = Learner(trainer, mean=[0.5], std=[0.25], buffer=500)
+    learner.observe(image, label)                  # uint8 [C, H, W]; trains when there are enough for a step
+    learner.predict(image), learner.evaluate()
+
 Needs Python 3.9, numpy 1.24 and cffi 1.15 or newer, nothing else: no network, no compiler, no file but the library.
 """
 
 from device_runtime.errors import DeviceError
+from device_runtime.learner import Learner
 from device_runtime.library import Block, Library, Program, Tensor, load_library
+from device_runtime.replay import ReplayBuffer
 from device_runtime.trainer import BACKWARD, FORWARD, LOSS, Step, Trainer
 
 __all__ = [
@@ -22,8 +30,10 @@ __all__ = [
     "LOSS",
     "Block",
     "DeviceError",
+    "Learner",
     "Library",
     "Program",
+    "ReplayBuffer",
     "Step",
     "Tensor",
     "Trainer",

@@ -170,6 +170,20 @@ class Trainer:
         with self._lock:
             self._check_session(self._c.taste_session_set_label_smoothing(self._session, smoothing))
 
+    def set_class_groups(self, groups: Array | None) -> None:
+        """Rows are classified among the classes with their label's number in `groups` uint16 [classes]; None: all.
+
+        DeviceError 2: not one number a class, or a loss without labels.
+        """
+        if groups is not None:
+            groups = np.ascontiguousarray(groups, np.uint16).copy()
+            if groups.shape != (self.library.classes,):
+                raise DeviceError(f"{groups.size} groups for {self.library.classes} classes. Give one a class.", 2)
+        pointer = self._ffi.NULL if groups is None else self._ffi.from_buffer("uint16_t[]", groups)
+        with self._lock:
+            self._check_session(self._c.taste_session_set_class_groups(self._session, pointer))
+            self._groups = groups  # the session looks at it in every step
+
     def predict(self, x: Array) -> Array:
         """Outputs float32 [n, classes] of x float32 [n, *input_shape] by the program `eval`."""
         rows, x, _ = self._batch(x, None)

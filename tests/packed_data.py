@@ -15,9 +15,18 @@ MEAN, STD = [0.25, 0.5], [0.3, 0.7]
 _MASK = 2**64 - 1
 
 
-def pack(path: Path, x: Array, y: Array, mean: list[float] | None = None, std: list[float] | None = None) -> Path:
+def pack(
+    path: Path,
+    x: Array,
+    y: Array,
+    mean: list[float] | None = None,
+    std: list[float] | None = None,
+    domain: Array | None = None,
+) -> Path:
     """A file of the format taste-data 1; the order of its tensors is that of their bytes."""
     tensors = {"x": np.ascontiguousarray(x), "y": np.ascontiguousarray(y)}
+    if domain is not None:
+        tensors["domain"] = domain
     plain = save(tensors)
     data = plain[8 + int.from_bytes(plain[:8], "little") :]
     metadata = {"format": "taste-data 1", "split": "train", "classes": "[]", "source": "test"}

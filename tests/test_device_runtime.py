@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from device_runtime import BACKWARD, FORWARD, LOSS, DeviceError, Library, Trainer, load_library
+from device_runtime import BACKWARD, FORWARD, LOSS, DeviceError, Learner, Library, ReplayBuffer, Trainer, load_library
 from tests.native_builds import CLASSES, HIDDEN, HOST, INPUTS, LIBRARY, MODEL, NATIVE, PROGRAM, ROOT, compile_c, zig
+from tests.packed_data import MEAN, STD, keyed_order, pack
 
 Array = np.ndarray[Any, Any]
 ROWS = 8
@@ -270,3 +271,95 @@ def test_import_needs_nothing_but_numpy_and_cffi(shared: Path) -> None:
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", script, str(shared)], cwd=ROOT, check=True, timeout=60)
+
+
+# Learning from a stream
+
+
+def stream(count: int) -> tuple[Array, Array]:
+    random = np.random.default_rng(6)
+    y = np.sort(random.integers(0, CLASSES, count)).astype(np.int32)
+    patterns = random.integers(0, 200, (CLASSES, 2, 4, 5))
+    return (patterns[y] + random.integers(0, 56, (count, 2, 4, 5))).astype(np.uint8), y
+
+
+@pytest.mark.parametrize("groups", [None, (0, 0, 0, 1, 1)])
+def test_a_learner_does_what_taste_train_learn_does(
+    library: Library, tmp_path: Path, groups: tuple[int, ...] | None
+) -> None:
+    """Both get the stream in the same order, draw the same rows and end with the same weights."""
+    x, y = stream(50)
+    pack(tmp_path / "train", x, y)
+    pack(tmp_path / "test", x[::7], y[::7])
+    of = groups or (0, 0, 0, 0, 0)
+    program = compile_c(HOST, LIBRARY + MODEL + PROGRAM, tmp_path / "taste-train")
+    command = ["learn", "--samples", tmp_path / "train", "--test", tmp_path / "test", "--batch-size", 6, "--seed", 3]
+    command += ["--buffer", 11, "--lr", 0.05, "--momentum", 0.9, "--save", tmp_path / "saved"]
+    command += ["--task-of", ",".join(map(str, of)), "--scenario", "til" if groups else "cil"]
+    subprocess.run([program, *map(str, command)], check=True, capture_output=True)
+    saved = load_file(tmp_path / "saved")
+    with Trainer(library, 8, seed=3, threads=1) as trainer:
+        learner = Learner(
+            trainer, mean=MEAN, std=STD, buffer=11, batch_size=6, lr=0.05, seed=3, groups=groups, momentum=0.9
+        )
+        for task in range(max(of) + 1):
+            rows = np.flatnonzero(np.array(of)[y] == task)
+            steps = [learner.observe(x[row], int(y[row])) for row in rows[keyed_order(3, task, len(rows))]]
+            assert sum(step is not None for step in steps) == len(rows) // 3
+            learner.flush()
+        assert learner.flush() is None and learner.buffer is not None and len(learner.buffer) == 11
+        for name, values in saved.items():
+            # The test model's exp is the C library's: musl's here, glibc's there.
+            assert np.allclose(trainer.read_parameter(name), values, rtol=1e-5, atol=1e-6), name
+        kept = learner.evaluate()
+        assert set(kept) <= set(range(CLASSES)) and np.mean(list(kept.values())) > 0.5
+        logits = learner.predict(x)
+        assert logits.shape == (50, CLASSES) and np.array_equal(learner.predict(x[1]), logits[1])
+        assert learner.evaluate(x[:3], y[:3]).keys() == {0}
+
+
+def test_a_replay_buffer_goes_on_from_its_bytes(library: Library) -> None:
+    def opened(capacity: int = 5) -> ReplayBuffer:
+        return ReplayBuffer(library, (2, 3), capacity=capacity, classes=4, policy="class-balanced", seed=1)
+
+    one, other = opened(), opened()
+    for i in range(40):
+        one.add(np.full((2, 3), i, np.uint8), i % 4)
+    other.restore(one.to_bytes())
+    for i in range(40, 60):
+        for buffer in (one, other):
+            buffer.add(np.full((2, 3), i, np.uint8), i % 3)
+        assert all(np.array_equal(a, b) for a, b in zip(one.draw(3), other.draw(3), strict=True))
+    assert one.to_bytes() == other.to_bytes() and len(one) == 5
+    samples, labels = one.content()
+    assert len(set(samples[:, 0, 0])) == 5 and all(
+        s % 4 == label for s, label in zip(samples[:, 0, 0], labels, strict=True) if s < 40
+    )
+    for code, words, call in (
+        (13, "Use the options", lambda: opened(6).restore(one.to_bytes())),
+        (14, "no replay buffer", lambda: opened().restore(bytes(one.size_bytes))),
+        (2, "one a class", lambda: opened(3)),
+        (2, "label 4", lambda: one.add(np.zeros((2, 3), np.uint8), 4)),
+        (2, "not uint8", lambda: one.add(np.zeros((2, 3)), 1)),
+    ):
+        with pytest.raises(DeviceError, match=words) as raised:
+            call()
+        assert raised.value.exit_code == code
+
+
+def test_what_a_learner_refuses(library: Library) -> None:
+    x, _ = stream(1)
+    with Trainer(library, 8) as trainer:
+        learner = Learner(trainer, mean=MEAN, std=STD, buffer=5, batch_size=8)
+        for words, call in (
+            ("--max-classes 6", lambda: learner.observe(x[0], 5)),
+            ("not uint8", lambda: learner.observe(x[0].astype(np.float32), 0)),
+            ("takes 1 to 8", lambda: Learner(trainer, mean=MEAN, std=STD, batch_size=20)),
+            ("One a plane", lambda: Learner(trainer, mean=MEAN, std=[1.0], batch_size=8)),
+            ("below 1", lambda: Learner(trainer, mean=MEAN, std=STD, batch_size=8, replay_ratio=1)),
+            ("one a class", lambda: Learner(trainer, mean=MEAN, std=STD, batch_size=8, buffer=4)),
+            ("Give one a class", lambda: Learner(trainer, mean=MEAN, std=STD, batch_size=8, groups=[1])),
+            ("Give x and y", Learner(trainer, mean=MEAN, std=STD, batch_size=8, buffer=0).evaluate),
+        ):
+            with pytest.raises(DeviceError, match=words):
+                call()

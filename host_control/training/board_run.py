@@ -47,7 +47,7 @@ class BoardRun:
         results: list[dict[str, Any]] = []
 
         def on_line(line: str) -> None:
-            event = _event(line)
+            event = event_of(line)
             if event is not None:
                 on_event(event)
                 if event.get("event") == "result":
@@ -97,7 +97,7 @@ class BoardRun:
         part.replace(destination)
 
 
-def _event(line: str) -> dict[str, Any] | None:
+def event_of(line: str) -> dict[str, Any] | None:
     """A JSON object of the program, or None for any other line."""
     try:
         record = json.loads(line)

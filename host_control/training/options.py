@@ -103,24 +103,24 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
         "--effective-batch", type=positive, metavar="N", help="samples of one optimizer step (default: 128)"
     )
     group.add_argument(
-        "--lr", type=_above_zero, help="highest learning rate (default: by model, printed before the run)"
+        "--lr", type=above_zero, help="highest learning rate (default: by model, printed before the run)"
     )
     group.add_argument("--schedule", choices=SCHEDULES, default="cosine", help="of the learning rate (default: cosine)")
     group.add_argument(
         "--warmup", type=share, default=recipe.WARMUP, help="share of all steps over which lr rises (0.1)"
     )
-    group.add_argument("--step-every", type=_above_zero, default=30.0, metavar="EPOCHS", help="of --schedule step (30)")
-    group.add_argument("--step-gamma", type=_above_zero, default=0.1, metavar="F", help="of --schedule step (0.1)")
+    group.add_argument("--step-every", type=above_zero, default=30.0, metavar="EPOCHS", help="of --schedule step (30)")
+    group.add_argument("--step-gamma", type=above_zero, default=0.1, metavar="F", help="of --schedule step (0.1)")
     group.add_argument("--optimizer", choices=OPTIMIZERS, help="default: sgd, adamw for models with layer norm")
     group.add_argument("--momentum", type=share, default=recipe.MOMENTUM, help="of sgd (default: 0.9)")
     group.add_argument("--nesterov", action="store_true", help="Nesterov's momentum")
     group.add_argument("--beta1", type=share, default=0.9, help="of adam and adamw (default: 0.9)")
     group.add_argument("--beta2", type=share, default=0.999, help="of adam and adamw (default: 0.999)")
-    group.add_argument("--eps", type=_above_zero, default=1e-8, help="of adam and adamw (default: 1e-8)")
-    group.add_argument("--weight-decay", type=_not_below_zero, help="default: 5e-4; 0.01 with adamw")
+    group.add_argument("--eps", type=above_zero, default=1e-8, help="of adam and adamw (default: 1e-8)")
+    group.add_argument("--weight-decay", type=not_below_zero, help="default: 5e-4; 0.01 with adamw")
     group.add_argument("--no-decay-norm", action="store_true", help="no weight decay for norms and biases")
     group.add_argument("--label-smoothing", type=share, default=0.0, metavar="S", help="of cross-entropy (default: 0)")
-    group.add_argument("--grad-clip", type=_not_below_zero, metavar="NORM", help="longest gradient (0: any length)")
+    group.add_argument("--grad-clip", type=not_below_zero, metavar="NORM", help="longest gradient (0: any length)")
     group.add_argument(
         "--eval-every", type=not_negative, default=1, metavar="EPOCHS", help="test this often (default: 1)"
     )
@@ -220,7 +220,7 @@ def _real(text: str) -> float:
     return value
 
 
-def _above_zero(text: str) -> float:
+def above_zero(text: str) -> float:
     value = _real(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text} is not above zero")
@@ -228,13 +228,13 @@ def _above_zero(text: str) -> float:
 
 
 def _epochs(text: str) -> float:
-    value = _above_zero(text)
+    value = above_zero(text)
     if value > MOST_EPOCHS:
         raise argparse.ArgumentTypeError(f"{text} is more than {MOST_EPOCHS} epochs")
     return value
 
 
-def _not_below_zero(text: str) -> float:
+def not_below_zero(text: str) -> float:
     value = _real(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text} is negative")

@@ -49,6 +49,7 @@ typedef enum taste_status {
     TASTE_STATUS_CORRUPT = 14,      /* a damaged file */
     TASTE_STATUS_NON_FINITE = 15,   /* the loss or a gradient is NaN or Inf */
     TASTE_STATUS_BUSY = 16,         /* the folder of the run is in use */
+    TASTE_STATUS_BAD_DATA = 23,     /* a data set that does not give what is asked of it */
     TASTE_STATUS_INTERRUPTED = 130
 } taste_status;
 
@@ -286,6 +287,12 @@ void taste_session_set_step(taste_session *session, uint32_t seed, uint32_t step
  * outside [0, 1), or a loss without it. */
 taste_status taste_session_set_label_smoothing(taste_session *session, float smoothing);
 
+/* Keeps classes apart: a row is classified among the classes of its label's group only, those c with groups[c] ==
+ * groups[label]. Others have probability 0: they count for neither loss nor gradient nor `correct`. `groups` holds a number for
+ * each class and stays the caller's; it may change between steps. NULL, as in a new session: one group of all. USAGE: a loss
+ * without labels, or with label smoothing. */
+taste_status taste_session_set_class_groups(taste_session *session, const uint16_t *groups);
+
 /* Runs phases (a sum of TASTE_RUN_...) of blocks [first_block, end_block) of a program: forward in order, the loss, backward
  * in reverse order. The loss runs only if end_block is the last block. The boundary tensors that the range reads must be
  * there: from an earlier run of this session, or written with taste_tensor_write. */
@@ -362,6 +369,61 @@ taste_status taste_slot_read(const taste_session *session, uint32_t slot, uint32
                              float *out_values);
 taste_status taste_slot_write(taste_session *session, uint32_t slot, uint32_t tensor, uint64_t first, size_t count,
                               const float *values);
+
+/* ---- Replay: samples of a stream, kept to be trained on again ---- */
+
+/* Which samples stay. All decisions use random numbers counted from 0: number i is
+ *     u(i) = splitmix64(splitmix64(seed ^ fnv1a64("replay")) + i),  splitmix64(x) as in Steele, Lea, Flood 2014,
+ * and "below n" means the high 64 bits of u(i) * n, a product of 128 bits. An added sample has the number a = 1, 2, ...
+ * RESERVOIR       a <= capacity: slot a - 1. Then j = below a; slot j if j < capacity, else it is not kept. Of a stream of a
+ *                 samples each is kept with probability capacity / a.
+ * CLASS_BALANCED  the next free slot while there is one. Then the largest class (the first of equals), and all as large as it,
+ *                 become "full" for ever. A class that is not full takes a random slot of the largest. A full one with m
+ *                 samples stored and n seen, this one included: j = below n; if j < m, a random slot of its own class, else
+ *                 it is not kept. A random slot of a class: below count, again and again until one is of the class.
+ * RING            every class has capacity / classes slots (taken from the free ones as they are needed) and overwrites its
+ *                 oldest. */
+typedef enum taste_replay_policy {
+    TASTE_REPLAY_RESERVOIR = 0,
+    TASTE_REPLAY_CLASS_BALANCED = 1,
+    TASTE_REPLAY_RING = 2
+} taste_replay_policy;
+
+typedef struct taste_replay_options {
+    uint32_t capacity; /* samples; at least `classes` */
+    uint32_t sample_bytes;
+    uint32_t classes;
+    int32_t policy; /* taste_replay_policy */
+    uint64_t seed;
+} taste_replay_options;
+
+typedef struct taste_replay taste_replay;
+
+/* Size of the block of a buffer; 0: options that make no sense, or fewer slots than classes. */
+size_t taste_replay_bytes(const taste_replay_options *options);
+
+/* Opens an empty buffer in `block`. */
+taste_status taste_replay_init(const taste_replay_options *options, void *block, size_t block_bytes,
+                               taste_replay **out_replay, taste_error *out_error);
+
+/* Opens a block whose bytes were kept (the first taste_replay_bytes of them are the whole state, random numbers included) and
+ * goes on. INCOMPATIBLE: made with other options. CORRUPT: no buffer, or one that contradicts itself. */
+taste_status taste_replay_open(const taste_replay_options *options, void *block, size_t block_bytes,
+                               taste_replay **out_replay, taste_error *out_error);
+
+/* Offers a sample of sample_bytes bytes. The work does not depend on the capacity. USAGE: a label that is no class. */
+taste_status taste_replay_add(taste_replay *replay, const void *sample, int32_t label, taste_error *out_error);
+
+/* Samples stored: they are in slots 0 to count - 1. */
+uint32_t taste_replay_count(const taste_replay *replay);
+
+/* Draws `count` different slots, all sets equally likely; fewer where fewer are stored. Returns how many. Floyd: for
+ * j = stored - count, ..., stored - 1: t = below j + 1; t, or j where t was drawn already. */
+uint32_t taste_replay_draw(taste_replay *replay, uint32_t count, uint32_t *out_slots);
+
+/* The bytes and the label in a slot, until the next add; NULL and -1 where there is none. */
+const void *taste_replay_sample(const taste_replay *replay, uint32_t slot);
+int32_t taste_replay_label(const taste_replay *replay, uint32_t slot);
 
 /* ---- safetensors, over bytes in memory ---- */
 

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "class_groups.h"
 #include "clock.h"
 #include "error.h"
 #include "layout.h"
@@ -289,6 +290,7 @@ static taste_status forward_backward(taste_session *session, const taste_paramet
     uint64_t forward_end = taste_now_ns();
     if (status != TASTE_STATUS_OK) return status;
     out->forward_ns = forward_end - start;
+    taste_mask_logits(session, p, batch_size);
     out->correct = count_correct(session, p, batch_size);
     status = run_phases(session, program, TASTE_RUN_LOSS, 0, blocks);
     if (status != TASTE_STATUS_OK) return status;
@@ -299,6 +301,7 @@ static taste_status forward_backward(taste_session *session, const taste_paramet
                           isnan(out->loss) ? "NaN" : "Inf",
                           find_non_finite(session, parameters, program, batch_size, x));
     }
+    taste_mask_gradient(session, p, batch_size);
     status = run_phases(session, program, TASTE_RUN_BACKWARD, 0, blocks);
     out->backward_ns = taste_now_ns() - forward_end;
     return status;

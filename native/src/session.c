@@ -185,6 +185,10 @@ taste_status taste_session_set_label_smoothing(taste_session *session, float smo
                           "label smoothing %g: the loss of %s has none. Leave it out, or build the model again.",
                           (double)smoothing, session->model->name);
     }
+    if (smoothing > 0 && session->groups != NULL) {
+        return taste_fail(&session->error, TASTE_STATUS_USAGE,
+                          "label smoothing %g together with groups of classes. Use one of them.", (double)smoothing);
+    }
     session->label_smoothing = smoothing;
     return TASTE_STATUS_OK;
 }

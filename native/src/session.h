@@ -36,6 +36,7 @@ struct taste_session {
     uint64_t gradient_bytes;
     uint32_t slot_count;
     float label_smoothing;
+    const uint16_t *groups; /* a class: its group; NULL: one of all. The caller's */
     int32_t by_effective_batch;
     float *statistics; /* the states before a micro-batch; only where gradients are accumulated */
     uint32_t accumulated; /* micro-batches since the last update */

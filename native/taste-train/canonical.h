@@ -14,6 +14,8 @@ typedef struct canonical {
     uint32_t kinds, slots;
     float *staging;
     size_t staging_bytes;
+    void *run_state; /* bytes of the run that are no tensor of the model; the last of a checkpoint, in no hash of weights */
+    uint64_t run_state_bytes; /* 0: there are none */
 } canonical;
 
 /* One of them. Starts as {0}. */

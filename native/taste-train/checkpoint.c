@@ -13,6 +13,7 @@
 /* Behind the header's 8 bytes of length: where the digits stand is the same in every file. */
 static const char opening[] = "{\"__metadata__\":{\"sha256\":\"";
 static const char format_name[] = "taste-checkpoint 1";
+static const char run_state_name[] = "run_state";
 enum { OPENING_BYTES = sizeof opening - 1, DIGITS_AT = 8 + OPENING_BYTES, DIGITS = 64 };
 
 void checkpoint_note(checkpoint_facts *facts, const char *key, const char *format, ...) {
@@ -28,6 +29,35 @@ void checkpoint_note(checkpoint_facts *facts, const char *key, const char *forma
     }
 }
 
+void checkpoint_note_hyper(checkpoint_facts *facts, const taste_hyper *h) {
+    checkpoint_note(facts, "optimizer", "%d", h->optimizer);
+    checkpoint_note(facts, "momentum", "%.9g", (double)h->momentum);
+    checkpoint_note(facts, "nesterov", "%d", h->nesterov);
+    checkpoint_note(facts, "beta1", "%.9g", (double)h->beta1);
+    checkpoint_note(facts, "beta2", "%.9g", (double)h->beta2);
+    checkpoint_note(facts, "eps", "%.9g", (double)h->epsilon);
+    checkpoint_note(facts, "weight_decay", "%.9g", (double)h->weight_decay);
+    checkpoint_note(facts, "no_decay_norm", "%d", h->no_decay_norm);
+    checkpoint_note(facts, "grad_clip", "%.9g", (double)h->gradient_clip);
+}
+
+/* One more tensor behind the header's last, behind the data of all others. Returns the header's new size. */
+static size_t add_run_state(const canonical *c, size_t bytes) {
+    char *header = (char *)c->staging;
+    canonical_item item = {.next = 0};
+    uint64_t first = 0;
+    while (canonical_next(c, &item)) first += item.facts.element_count * sizeof(float);
+    while (header[bytes - 1] == ' ') bytes--;
+    bytes--; /* the brace that closes it all */
+    bytes += (size_t)snprintf(header + bytes, c->staging_bytes - bytes,
+                              ",\"%s\":{\"dtype\":\"U8\",\"shape\":[%llu],\"data_offsets\":[%llu,%llu]}}", run_state_name,
+                              (unsigned long long)c->run_state_bytes, (unsigned long long)first,
+                              (unsigned long long)(first + c->run_state_bytes));
+    while (bytes % 8 != 0 && bytes < c->staging_bytes) header[bytes++] = ' ';
+    for (int i = 0; i < 8; i++) header[i] = (char)((uint64_t)(bytes - 8) >> (8 * i) & 0xff);
+    return bytes;
+}
+
 /* The header with `digits` as its hash, in the staging buffer; returns its size. */
 static size_t put_header(const canonical *c, const checkpoint_facts *facts, const place *at, const char *digits) {
     char metadata[CHECKPOINT_METADATA_BYTES];
@@ -41,7 +71,8 @@ static size_t put_header(const canonical *c, const checkpoint_facts *facts, cons
                                  facts->fact[i].value);
     }
     snprintf(metadata + used, sizeof metadata - used, "}");
-    return taste_safetensors_header(c->model, c->kinds, c->slots, metadata, c->staging_bytes, (char *)c->staging);
+    used = taste_safetensors_header(c->model, c->kinds, c->slots, metadata, c->staging_bytes, (char *)c->staging);
+    return c->run_state_bytes > 0 && used <= c->staging_bytes ? add_run_state(c, used) : used;
 }
 
 static taste_status append_piece(void *context, const canonical_item *item, const float *values, size_t count,
@@ -65,11 +96,13 @@ taste_status checkpoint_write(const char *path, const canonical *c, const checkp
     sha256_add(&hash, c->staging, header_bytes);
     taste_status status = canonical_hash(c, &hash, error);
     if (status != TASTE_STATUS_OK) return status;
+    sha256_add(&hash, c->run_state, c->run_state_bytes);
     sha256_finish(&hash, digits);
     (void)put_header(c, facts, at, digits);
     status = io_create(&writer, path, error);
     if (status == TASTE_STATUS_OK) status = io_append(&writer, c->staging, header_bytes, error);
     if (status == TASTE_STATUS_OK) status = canonical_walk(c, append_piece, &writer, error);
+    if (status == TASTE_STATUS_OK) status = io_append(&writer, c->run_state, c->run_state_bytes, error);
     return status == TASTE_STATUS_OK ? io_commit(&writer, error) : status;
 }
 
@@ -160,6 +193,14 @@ static taste_status load_item(const tensor_file *file, const taste_safetensors_e
     return TASTE_STATUS_OK;
 }
 
+static taste_status load_run_state(tensor_file *file, const canonical *c, taste_error *error) {
+    taste_safetensors_entry entry;
+    if (c->run_state_bytes == 0) return TASTE_STATUS_OK;
+    if (!tensor_file_find(file, run_state_name, &entry) || entry.end_byte - entry.first_byte != c->run_state_bytes)
+        return damaged(file->path, run_state_name, error);
+    return io_read_at(file->file, file->path, entry.first_byte, c->run_state_bytes, c->run_state, error);
+}
+
 taste_status checkpoint_load(const char *path, const canonical *c, const checkpoint_facts *facts, taste_error *error) {
     tensor_file file;
     canonical_item item = {.next = 0};
@@ -173,6 +214,7 @@ taste_status checkpoint_load(const char *path, const canonical *c, const checkpo
         else
             status = load_item(&file, &entry, c, &item, error);
     }
+    if (status == TASTE_STATUS_OK) status = load_run_state(&file, c, error);
     tensor_file_close(&file);
     return status;
 }

@@ -22,6 +22,9 @@ typedef struct checkpoint_facts {
 void checkpoint_note(checkpoint_facts *facts, const char *key, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* The optimizer with all of its scalars but the learning rate. */
+void checkpoint_note_hyper(checkpoint_facts *facts, const taste_hyper *hyper);
+
 /* Writes the file, whole or not at all. NON_FINITE, and nothing is touched, where a value is NaN or Inf. */
 taste_status checkpoint_write(const char *path, const canonical *c, const checkpoint_facts *facts, const place *at,
                               taste_error *error);

@@ -41,7 +41,8 @@ static taste_status run(const options *options, const trainer *t, const samples 
         status = start_logits(&writer, options->logits, count, t->logits_sample_bytes / sizeof(float), error);
     taste_pool_enter(t->pool);
     if (status == TASTE_STATUS_OK)
-        status = evaluate(t, data, &t->batches[0], count, options->logits != NULL ? &writer : NULL, &sum, error);
+        status = evaluate(t, data, &t->batches[0], &(evaluation){.count = count},
+                          options->logits != NULL ? &writer : NULL, &sum, error);
     taste_pool_leave(t->pool);
     if (status != TASTE_STATUS_OK) {
         io_discard(&writer);

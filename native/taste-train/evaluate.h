@@ -10,10 +10,16 @@ typedef struct tally {
     double loss; /* sum over the labels */
 } tally;
 
-/* Every sample of the first `limit` (0: all) once, in the file's order. Logits are appended to `writer` if it is not NULL.
- * `batch` is overwritten. INTERRUPTED after Ctrl-C. */
-taste_status evaluate(const trainer *t, const samples *data, const batch_buffer *batch, uint64_t limit, io_writer *writer,
-                      tally *out, taste_error *error);
+/* What is evaluated: the first `count` rows of the file, or those of a list of `count`. */
+typedef struct evaluation {
+    uint64_t count;
+    const uint32_t *list;   /* NULL: none */
+    const uint16_t *groups; /* as for taste_session_set_class_groups; NULL: one of all classes */
+} evaluation;
+
+/* Every sample once. Logits are appended to `writer` if it is not NULL. `batch` is overwritten. INTERRUPTED after Ctrl-C. */
+taste_status evaluate(const trainer *t, const samples *data, const batch_buffer *batch, const evaluation *what,
+                      io_writer *writer, tally *out, taste_error *error);
 
 /* Mean loss and share of correct labels; NAN without labels. */
 double tally_loss(const tally *sum);

@@ -126,6 +126,7 @@ taste_status footprint_of(const taste_model *model, const footprint_need *need, 
     uint64_t header = taste_safetensors_header(model, ~0u, options.slots, NULL, 0, NULL) + CHECKPOINT_METADATA_BYTES;
     out->staging_bytes = header > PIECE_BYTES ? header : PIECE_BYTES;
     out->staging = reserve(out, out->staging_bytes);
+    out->beside = reserve(out, need->beside_bytes);
     out->block_bytes = round_up(out->block_bytes, page_bytes());
     /* The header of one file at a time is looked at while the block is in use; a checkpoint's is the longest. */
     uint64_t header_bytes = header + sizeof(taste_safetensors);

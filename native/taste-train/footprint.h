@@ -6,7 +6,7 @@
 
 /* Parts of the one block that a run maps, by offset. */
 typedef struct footprint {
-    uint64_t parameters, pool, session, x[2], y[2], raw[2], logits, staging; /* offsets, each aligned */
+    uint64_t parameters, pool, session, x[2], y[2], raw[2], logits, staging, beside; /* offsets, each aligned */
     uint64_t session_bytes, parameters_bytes, pool_bytes;
     uint64_t staging_bytes; /* through which files are read and written */
     uint64_t block_bytes;
@@ -27,6 +27,7 @@ typedef struct footprint_need {
     uint32_t threads;
     uint32_t slots; /* of the optimizer */
     int accumulate;
+    uint64_t beside_bytes; /* what the verb keeps beside its batches: streams, a replay buffer */
 } footprint_need;
 
 taste_status footprint_of(const taste_model *model, const footprint_need *need, footprint *out, taste_error *error);

@@ -56,12 +56,21 @@ void json_count(const char *key, uint64_t value) {
     printf("%llu", (unsigned long long)value);
 }
 
-void json_real(const char *key, double value) {
-    put_key(key);
+static void put_real(double value) {
     if (isfinite(value))
         printf("%.9g", value);
     else
         fputs("null", stdout);
+}
+
+void json_real(const char *key, double value) {
+    put_key(key);
+    put_real(value);
+}
+
+void json_element_real(double value) {
+    separate();
+    put_real(value);
 }
 
 void json_flag(const char *key, int value) {

@@ -14,6 +14,7 @@ void json_flag(const char *key, int value);
 void json_open(const char *key, char bracket); /* '{' or '['; key NULL: an element of a list */
 void json_close(char bracket);
 void json_element_text(const char *value);
+void json_element_real(double value); /* not finite: null */
 void json_element_count(int64_t value);
 void json_end(void);
 

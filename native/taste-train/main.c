@@ -28,6 +28,7 @@ static taste_status run_verb(const options *options, taste_error *error) {
     case 'b': return verb_bench(options, error);
     case 'p': return verb_profile(options, error);
     case 't': return verb_train(options, error);
+    case 'l': return verb_learn(options, error);
     default: return verb_eval(options, error);
     }
 }

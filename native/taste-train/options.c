@@ -23,47 +23,59 @@ typedef struct flag {
 
 static const flag flags[] = {
     {"--program", "ibp", TEXT, AT(program), 0, NULL},
-    {"--batch-size", "ibpte", COUNT, AT(batch_size), 1, NULL},
+    {"--batch-size", "ibptel", COUNT, AT(batch_size), 1, NULL},
     {"--effective-batch", "it", COUNT, AT(effective_batch), 1, NULL},
     {"--seconds", "bp", SECONDS, AT(seconds), 0, NULL},
     {"--min-steps", "b", COUNT, AT(min_steps), 1, NULL},
     {"--warmup", "b", COUNT, AT(warmup), 0, NULL},
-    {"--threads", "ibpte", COUNT, AT(threads), 1, NULL},
-    {"--cores", "ibpte", CORES, AT(cores), 0, NULL},
-    {"--memory", "ibpte", BYTES, AT(memory), 1, NULL},
-    {"--seed", "bpte", SEED, AT(seed), 0, NULL},
-    {"--weights", "bpte", TEXT, AT(weights), 0, NULL},
-    {"--samples", "te", TEXT, AT(samples), 0, NULL},
+    {"--threads", "ibptel", COUNT, AT(threads), 1, NULL},
+    {"--cores", "ibptel", CORES, AT(cores), 0, NULL},
+    {"--memory", "ibptel", BYTES, AT(memory), 1, NULL},
+    {"--seed", "bptel", SEED, AT(seed), 0, NULL},
+    {"--weights", "bptel", TEXT, AT(weights), 0, NULL},
+    {"--samples", "tel", TEXT, AT(samples), 0, NULL},
     {"--logits", "e", TEXT, AT(logits), 0, NULL},
     {"--limit", "e", SEED, AT(limit), 1, NULL},
-    {"--test", "t", TEXT, AT(test), 0, NULL},
-    {"--save", "t", TEXT, AT(save), 0, NULL},
+    {"--test", "tl", TEXT, AT(test), 0, NULL},
+    {"--save", "tl", TEXT, AT(save), 0, NULL},
     {"--dump-gradients", "t", TEXT, AT(dump_gradients), 0, NULL},
     {"--steps", "t", COUNT, AT(steps), 1, NULL},
     {"--epochs", "t", SECONDS, AT(epochs), 1e-9, NULL},
-    {"--lr", "t", FACTOR, AT(hyper.learning_rate), 0, NULL},
+    {"--lr", "tl", FACTOR, AT(hyper.learning_rate), 0, NULL},
     {"--schedule", "t", CHOICE, AT(schedule), 0, "constant|step|cosine|linear"},
     {"--warmup", "t", SHARE, AT(warmup_share), 0, NULL},
     {"--step-every", "t", SECONDS, AT(step_every), 1e-9, NULL},
     {"--step-gamma", "t", SECONDS, AT(step_gamma), 0, NULL},
-    {"--optimizer", "it", CHOICE, AT(hyper.optimizer), 0, "sgd|adam|adamw"},
-    {"--momentum", "t", FACTOR, AT(hyper.momentum), 0, NULL},
-    {"--nesterov", "t", SWITCH, AT(hyper.nesterov), 0, NULL},
-    {"--beta1", "t", FACTOR, AT(hyper.beta1), 0, NULL},
-    {"--beta2", "t", FACTOR, AT(hyper.beta2), 0, NULL},
-    {"--eps", "t", FACTOR, AT(hyper.epsilon), 0, NULL},
-    {"--weight-decay", "t", FACTOR, AT(hyper.weight_decay), 0, NULL},
-    {"--no-decay-norm", "t", SWITCH, AT(hyper.no_decay_norm), 0, NULL},
-    {"--grad-clip", "t", FACTOR, AT(hyper.gradient_clip), 0, NULL},
+    {"--optimizer", "itl", CHOICE, AT(hyper.optimizer), 0, "sgd|adam|adamw"},
+    {"--momentum", "tl", FACTOR, AT(hyper.momentum), 0, NULL},
+    {"--nesterov", "tl", SWITCH, AT(hyper.nesterov), 0, NULL},
+    {"--beta1", "tl", FACTOR, AT(hyper.beta1), 0, NULL},
+    {"--beta2", "tl", FACTOR, AT(hyper.beta2), 0, NULL},
+    {"--eps", "tl", FACTOR, AT(hyper.epsilon), 0, NULL},
+    {"--weight-decay", "tl", FACTOR, AT(hyper.weight_decay), 0, NULL},
+    {"--no-decay-norm", "tl", SWITCH, AT(hyper.no_decay_norm), 0, NULL},
+    {"--grad-clip", "tl", FACTOR, AT(hyper.gradient_clip), 0, NULL},
     {"--label-smoothing", "t", FACTOR, AT(label_smoothing), 0, NULL},
     {"--eval-every", "t", COUNT, AT(eval_every), 0, NULL},
-    {"--augment", "t", CHOICE, AT(augment), 0, "none|flip|crop-flip|crop-flip-cutout"},
+    {"--augment", "tl", CHOICE, AT(augment), 0, "none|flip|crop-flip|crop-flip-cutout"},
     {"--bn-time-constant", "t", SWITCH, AT(bn_time_constant), 0, NULL},
-    {"--checkpoint", "t", TEXT, AT(checkpoint), 0, NULL},
-    {"--checkpoint-every", "t", PERIOD, AT(checkpoint_seconds), 0, NULL},
-    {"--resume", "t", SWITCH, AT(resume), 0, NULL},
-    {"--report-rate", "t", SECONDS, AT(report_rate), 0, NULL},
-    {"--system-root", "ibpte", TEXT, AT(system_root), 0, NULL},
+    {"--checkpoint", "tl", TEXT, AT(checkpoint), 0, NULL},
+    {"--checkpoint-every", "tl", PERIOD, AT(checkpoint_seconds), 0, NULL},
+    {"--resume", "tl", SWITCH, AT(resume), 0, NULL},
+    {"--report-rate", "tl", SECONDS, AT(report_rate), 0, NULL},
+    {"--scenario", "l", CHOICE, AT(learn.scenario), 0, "cil|til|domain"},
+    {"--tasks", "l", COUNT, AT(learn.tasks), 1, NULL},
+    {"--task-of", "l", TEXT, AT(learn.task_of), 0, NULL},
+    {"--order-seed", "l", SEED, AT(learn.order_seed), 0, NULL},
+    {"--buffer", "l", COUNT, AT(learn.buffer), 0, NULL},
+    {"--memory-policy", "l", CHOICE, AT(learn.policy), 0, "reservoir|class-balanced|ring"},
+    {"--replay-ratio", "l", SHARE, AT(learn.replay_ratio), 0, NULL},
+    {"--lr-rule", "l", CHOICE, AT(learn.rate_rule), 0, "linear|constant"},
+    {"--lr-cap", "l", SECONDS, AT(learn.rate_cap), 0, NULL},
+    {"--passes", "l", COUNT, AT(learn.passes), 1, NULL},
+    {"--samples-per-class", "l", COUNT, AT(learn.samples_per_class), 1, NULL},
+    {"--loss-classes", "l", CHOICE, AT(learn.loss_classes), 0, "all|seen"},
+    {"--system-root", "ibptel", TEXT, AT(system_root), 0, NULL},
 };
 
 /* A whole decimal number up to `highest`; 0: it is none. */
@@ -178,6 +190,30 @@ static taste_status check_training(const options *o, taste_error *error) {
         return taste_fail(error, TASTE_STATUS_USAGE, "effective batch %u is smaller than batch size %u. Correct one.",
                           o->effective_batch, o->batch_size);
     }
+    return TASTE_STATUS_OK;
+}
+
+static taste_status check_learning(const options *o, taste_error *error) {
+    const learn_options *l = &o->learn;
+    if (o->test == NULL || !o->learning_rate_given) {
+        return taste_fail(error, TASTE_STATUS_USAGE,
+                          "learn without test data or learning rate. Give --test FILE and --lr L.");
+    }
+    if (l->replay_ratio >= 1) {
+        return taste_fail(error, TASTE_STATUS_USAGE,
+                          "replay ratio %g leaves no rows for the stream. Use one below 1.", l->replay_ratio);
+    }
+    if (l->loss_classes == LEARN_LOSS_SEEN && l->scenario != LEARN_CIL) {
+        return taste_fail(error, TASTE_STATUS_USAGE, "--loss-classes seen is of --scenario cil. Leave it out.");
+    }
+    if (l->tasks > 1024) {
+        return taste_fail(error, TASTE_STATUS_USAGE, "%u tasks. Use 1 to 1024.", l->tasks);
+    }
+    return TASTE_STATUS_OK;
+}
+
+/* What train and learn have in common. */
+static taste_status check_optimizer(const options *o, taste_error *error) {
     if (o->hyper.nesterov && !(o->hyper.momentum > 0)) {
         return taste_fail(error, TASTE_STATUS_USAGE, "--nesterov without momentum. Give --momentum M.");
     }
@@ -200,28 +236,31 @@ static taste_status check_together(const options *o, taste_error *error) {
     char verb = o->verb[0];
     if (verb != 'i' && o->batch_size == 0)
         return taste_fail(error, TASTE_STATUS_USAGE, "%s without a batch size. Give --batch-size N.", o->verb);
-    if ((verb == 't' || verb == 'e') && o->samples == NULL) {
+    if ((verb == 't' || verb == 'e' || verb == 'l') && o->samples == NULL) {
         return taste_fail(error, TASTE_STATUS_USAGE, "%s without samples. Give --samples FILE.", o->verb);
     }
     if (o->core_count > 0 && o->threads > o->core_count) {
         return taste_fail(error, TASTE_STATUS_USAGE, "%u threads on %u cores. Name as many cores as threads.",
                           o->threads, o->core_count);
     }
-    return verb == 't' ? check_training(o, error) : TASTE_STATUS_OK;
+    if (verb != 't' && verb != 'l') return TASTE_STATUS_OK;
+    taste_status status = verb == 't' ? check_training(o, error) : check_learning(o, error);
+    return status == TASTE_STATUS_OK ? check_optimizer(o, error) : status;
 }
 
 taste_status options_parse(int argc, char **argv, options *out, taste_error *error) {
-    static const char *const verbs[] = {"info", "bench", "profile", "train", "eval"};
+    static const char *const verbs[] = {"info", "bench", "profile", "train", "eval", "learn"};
     *out = (options){.seconds = 2, .min_steps = 5, .warmup = 3, .system_root = "", .report_rate = 10};
     out->hyper = (taste_hyper){.beta1 = 0.9f, .beta2 = 0.999f, .epsilon = 1e-8f};
     out->checkpoint_seconds = 300;
     out->step_every = 30;
     out->step_gamma = 0.1;
+    out->learn = (learn_options){.tasks = 5, .replay_ratio = 0.5, .rate_cap = 0.4, .passes = 1};
     for (size_t i = 0; argc > 1 && i < sizeof verbs / sizeof *verbs; i++) {
         if (strcmp(argv[1], verbs[i]) == 0) out->verb = verbs[i];
     }
     if (out->verb == NULL) {
-        return taste_fail(error, TASTE_STATUS_USAGE, "no verb '%.40s'. Use taste-train info, bench, profile, train or eval.",
+        return taste_fail(error, TASTE_STATUS_USAGE, "no verb '%.40s'. Use info, bench, profile, train, eval or learn.",
                           argc > 1 ? argv[1] : "");
     }
     for (int i = 2; i < argc; i++) {

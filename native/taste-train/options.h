@@ -4,6 +4,26 @@
 
 #include "taste.h"
 
+/* Of `learn`, which has flags of its own. */
+typedef struct learn_options {
+    int32_t scenario; /* learn_scenario */
+    uint32_t tasks;
+    const char *task_of; /* "0,0,1,1": the task of each class; NULL: classes are shared out in a keyed order */
+    uint64_t order_seed;
+    uint32_t buffer; /* samples; 0: no replay */
+    int32_t policy;  /* taste_replay_policy */
+    double replay_ratio;
+    int32_t rate_rule; /* learn_rate_rule */
+    double rate_cap;
+    uint32_t passes;
+    uint32_t samples_per_class; /* 0: all */
+    int32_t loss_classes;       /* learn_loss_classes */
+} learn_options;
+
+typedef enum learn_scenario { LEARN_CIL, LEARN_TIL, LEARN_DOMAIN } learn_scenario;
+typedef enum learn_rate_rule { LEARN_RATE_LINEAR, LEARN_RATE_CONSTANT } learn_rate_rule;
+typedef enum learn_loss_classes { LEARN_LOSS_ALL, LEARN_LOSS_SEEN } learn_loss_classes;
+
 typedef struct options {
     const char *verb;
     const char *program;      /* NULL: the verb's own */
@@ -41,6 +61,8 @@ typedef struct options {
     double checkpoint_seconds;
     uint32_t checkpoint_steps; /* instead of seconds, where not 0 */
     int resume;
+    uint64_t beside_bytes;  /* no flag: set by a verb that keeps more than its batches */
+    struct learn_options learn;
     double report_rate; /* step events a second, at most */
     const char *system_root; /* put before /proc and /sys: tests hand in a tree of their own */
 } options;

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "error.h"
+#include "json.h"
 
 static const char name_format[] = "%s/checkpoint-%u.safetensors";
 
@@ -100,6 +101,33 @@ taste_status run_folder_find(run_folder *folder, const canonical *c, place *out_
     if (*out_found || worst == TASTE_STATUS_OK) return TASTE_STATUS_OK;
     return taste_fail(error, worst, "no whole checkpoint in the folder: %.200s Start anew in another folder.",
                       out_warning->text);
+}
+
+static void warn(const char *text) {
+    fprintf(stderr, "warning: %s The one before it is used.\n", text);
+    json_begin("warning");
+    json_text("message", text);
+    json_end();
+}
+
+taste_status run_folder_continue(run_folder *folder, const char *path, int resume, const canonical *c,
+                                 const checkpoint_facts *facts, place *out_at, int *out_found, taste_error *error) {
+    taste_error warning;
+    place at;
+    *out_found = 0;
+    taste_status status = run_folder_open(path, folder, error);
+    if (status == TASTE_STATUS_OK) status = run_folder_find(folder, c, &at, out_found, &warning, error);
+    if (status != TASTE_STATUS_OK || !*out_found) return status;
+    if (!resume) {
+        return taste_fail(error, TASTE_STATUS_USAGE,
+                          "%.160s holds a checkpoint of step %llu. Give --resume to go on from it, or another folder.",
+                          path, (unsigned long long)at.step);
+    }
+    status = checkpoint_load(folder->file, c, facts, error);
+    if (status != TASTE_STATUS_OK) return status;
+    if (warning.text[0] != 0) warn(warning.text);
+    *out_at = at;
+    return TASTE_STATUS_OK;
 }
 
 taste_status run_folder_save(run_folder *folder, const canonical *c, const checkpoint_facts *facts, const place *at,

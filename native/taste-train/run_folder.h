@@ -24,6 +24,11 @@ void run_folder_close(run_folder *folder);
 taste_status run_folder_find(run_folder *folder, const canonical *c, place *out_at, int *out_found,
                              taste_error *out_warning, taste_error *error);
 
+/* Opens the folder and, with `resume`, loads its newest whole checkpoint; says on both outputs if the newest was damaged. USAGE:
+ * there is one, but no `resume`. `out_at` is left alone where none was found. */
+taste_status run_folder_continue(run_folder *folder, const char *path, int resume, const canonical *c,
+                                 const checkpoint_facts *facts, place *out_at, int *out_found, taste_error *error);
+
 /* Writes a checkpoint over the older generation; it is on the disk when this returns OK. */
 taste_status run_folder_save(run_folder *folder, const canonical *c, const checkpoint_facts *facts, const place *at,
                              taste_error *error);

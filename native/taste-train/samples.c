@@ -127,6 +127,8 @@ taste_status samples_open(const char *path, const trainer *trainer, int needs_y,
     }
     out->labels = out->has_y && strcmp(out->y.dtype, "F32") != 0;
     if (out->has_y && (needs_y || out->labels)) status = check_y(out, trainer, path, error);
+    out->has_domain = tensor_file_find(&out->file, "domain", &out->domain) && strcmp(out->domain.dtype, "I32") == 0 &&
+                      out->domain.dims == 1 && out->domain.shape[0] == out->count;
     if (status == TASTE_STATUS_OK) status = check_data(out, trainer, path, error);
     tensor_file_forget_header(&out->file);
     return status;
@@ -153,7 +155,10 @@ taste_status samples_read(const samples *samples, const samples_request *request
     uint64_t x_elements = samples->x_elements, y_elements = samples->y_elements;
     for (uint32_t i = 0; i < request->rows; i++) {
         uint64_t position = request->first + i, row = position;
-        if (request->keyed) row = order_sample(request->seed, request->epoch, samples->count, position);
+        if (request->list != NULL)
+            row = request->list[i];
+        else if (request->keyed)
+            row = order_sample(request->seed, request->epoch, samples->count, position);
         float *x = (float *)batch->x + i * x_elements;
         taste_status status;
         if (samples->packed && !samples->tokens) {
@@ -172,6 +177,30 @@ taste_status samples_read(const samples *samples, const samples_request *request
         if (status != TASTE_STATUS_OK) return status;
     }
     return TASTE_STATUS_OK;
+}
+
+taste_status samples_count(const char *path, uint64_t *out_count, taste_error *error) {
+    tensor_file file;
+    taste_safetensors_entry x;
+    taste_status status = tensor_file_open(path, &file, error);
+    if (status == TASTE_STATUS_OK && (!tensor_file_find(&file, "x", &x) || x.dims == 0)) {
+        status = taste_fail(error, TASTE_STATUS_CORRUPT, "%.160s has no tensor 'x'. Give a samples file.", path);
+    }
+    if (status == TASTE_STATUS_OK) *out_count = x.shape[0];
+    tensor_file_close(&file);
+    return status;
+}
+
+taste_status samples_read_column(const samples *samples, const taste_safetensors_entry *column, uint64_t first,
+                                 size_t count, int32_t *out, taste_error *error) {
+    const tensor_file *file = &samples->file;
+    return io_read_at(file->file, file->path, column->first_byte + first * sizeof *out, count * sizeof *out, out, error);
+}
+
+taste_status samples_read_bytes(const samples *samples, uint64_t row, unsigned char *out, taste_error *error) {
+    const tensor_file *file = &samples->file;
+    uint64_t bytes = samples->x_elements;
+    return io_read_at(file->file, file->path, samples->x.first_byte + row * bytes, bytes, out, error);
 }
 
 void samples_make_up(const trainer *trainer) {

@@ -15,6 +15,8 @@ typedef struct samples {
     taste_safetensors_entry x;
     taste_safetensors_entry y;
     int has_y;
+    taste_safetensors_entry domain; /* int32 a sample, of files that have it */
+    int has_domain;
     int labels; /* y are labels: int32, or tokens */
     int packed; /* x are bytes */
     int tokens; /* the program takes int32 */
@@ -29,6 +31,7 @@ typedef struct samples_request {
     uint64_t first;
     uint32_t rows;
     int keyed;
+    const uint32_t *list; /* instead of all that: `rows` rows of the file; NULL: none */
     uint64_t seed, epoch;
     augment_level augment;
 } samples_request;
@@ -42,6 +45,16 @@ void samples_close(samples *samples);
 /* Reads the rows asked for into a batch. */
 taste_status samples_read(const samples *samples, const samples_request *request, const batch_buffer *batch,
                           taste_error *error);
+
+/* How many samples a file has, without looking at anything else. CORRUPT: no safetensors file with an x. */
+taste_status samples_count(const char *path, uint64_t *out_count, taste_error *error);
+
+/* `count` values of a tensor int32 [N] of the file. */
+taste_status samples_read_column(const samples *samples, const taste_safetensors_entry *column, uint64_t first,
+                                 size_t count, int32_t *out, taste_error *error);
+
+/* The bytes of one packed row, as they stand in the file. */
+taste_status samples_read_bytes(const samples *samples, uint64_t row, unsigned char *out, taste_error *error);
 
 /* Made-up rows for `bench`: the same on every board. */
 void samples_make_up(const trainer *trainer);

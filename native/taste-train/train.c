@@ -17,7 +17,8 @@ static taste_status at_step(uint64_t step, taste_status status, taste_error *err
 
 static taste_status evaluate_test(training *run, taste_error *error) {
     if (run->test == NULL) return TASTE_STATUS_OK;
-    taste_status status = evaluate(run->t, run->test, run->batch, 0, NULL, &run->evaluated, error);
+    const evaluation all = {.count = run->test->count};
+    taste_status status = evaluate(run->t, run->test, run->batch, &all, NULL, &run->evaluated, error);
     if (status == TASTE_STATUS_OK) progress_report_eval(training_epochs(run), &run->evaluated);
     return status;
 }

@@ -28,6 +28,7 @@ footprint_need trainer_need(const options *options, const taste_model *model, ui
         .threads = trainer_threads(options),
         .slots = options->hyper.optimizer == TASTE_OPTIMIZER_SGD ? 1 : 2,
         .accumulate = facts.updates && options->effective_batch > options->batch_size,
+        .beside_bytes = options->beside_bytes,
     };
 }
 
@@ -103,6 +104,7 @@ static taste_status open_parts(const options *options, trainer *t, const footpri
         t->batches[i] = (batch_buffer){t->block + f->x[i], t->block + f->y[i], t->block + f->raw[i]};
     t->logits = (float *)(t->block + f->logits);
     t->staging = (float *)(t->block + f->staging);
+    t->beside = t->block + f->beside;
     taste_status status =
         taste_parameters_init(t->model, t->block + f->parameters, f->parameters_bytes, &t->parameters, error);
     if (status != TASTE_STATUS_OK) return status;
@@ -151,6 +153,15 @@ void trainer_close(trainer *trainer) {
     if (trainer->block != NULL) munmap(trainer->block, trainer->footprint.block_bytes);
     trainer->pool = NULL;
     trainer->block = NULL;
+}
+
+canonical trainer_canonical(const trainer *t, uint32_t kinds) {
+    return (canonical){.model = t->model,
+                       .parameters = t->parameters,
+                       .session = t->session,
+                       .kinds = kinds,
+                       .staging = t->staging,
+                       .staging_bytes = t->footprint.staging_bytes};
 }
 
 taste_status trainer_failed(const trainer *trainer, taste_status status, taste_error *error) {

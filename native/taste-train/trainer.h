@@ -4,6 +4,7 @@
 
 #include <signal.h>
 
+#include "canonical.h"
 #include "footprint.h"
 #include "options.h"
 
@@ -29,6 +30,7 @@ typedef struct trainer {
     batch_buffer batches[2]; /* the second only where the program trains */
     float *logits;
     float *staging;
+    unsigned char *beside; /* options.beside_bytes of them */
     uint64_t x_sample_bytes;
     uint64_t y_sample_bytes;
     uint64_t logits_sample_bytes;
@@ -49,6 +51,9 @@ footprint_need trainer_need(const options *options, const taste_model *model, ui
 taste_status trainer_open(const options *options, const char *program, int needs_weights, trainer *out,
                           taste_error *error);
 void trainer_close(trainer *trainer);
+
+/* Its tensors of these kinds (a sum of 1 << taste_kind), without slots. */
+canonical trainer_canonical(const trainer *trainer, uint32_t kinds);
 
 /* The session's own error text, with its status, into `error`. */
 taste_status trainer_failed(const trainer *trainer, taste_status status, taste_error *error);

@@ -10,7 +10,6 @@
 
 static void note_facts(training *run) {
     const options *o = run->options;
-    const taste_hyper *h = &o->hyper;
     checkpoint_facts *facts = &run->facts;
     taste_model_facts model;
     (void)taste_model_describe(run->t->model, &model);
@@ -24,15 +23,7 @@ static void note_facts(training *run) {
     checkpoint_note(facts, "warmup_steps", "%llu", (unsigned long long)run->schedule.warmup_steps);
     checkpoint_note(facts, "step_every", "%.9g", o->step_every);
     checkpoint_note(facts, "step_gamma", "%.9g", o->step_gamma);
-    checkpoint_note(facts, "optimizer", "%d", h->optimizer);
-    checkpoint_note(facts, "momentum", "%.9g", (double)h->momentum);
-    checkpoint_note(facts, "nesterov", "%d", h->nesterov);
-    checkpoint_note(facts, "beta1", "%.9g", (double)h->beta1);
-    checkpoint_note(facts, "beta2", "%.9g", (double)h->beta2);
-    checkpoint_note(facts, "eps", "%.9g", (double)h->epsilon);
-    checkpoint_note(facts, "weight_decay", "%.9g", (double)h->weight_decay);
-    checkpoint_note(facts, "no_decay_norm", "%d", h->no_decay_norm);
-    checkpoint_note(facts, "grad_clip", "%.9g", (double)h->gradient_clip);
+    checkpoint_note_hyper(facts, &o->hyper);
     checkpoint_note(facts, "label_smoothing", "%.9g", (double)o->label_smoothing);
     checkpoint_note(facts, "bn_time_constant", "%d", o->bn_time_constant);
     checkpoint_note(facts, "augment", "%d", o->augment);
@@ -71,7 +62,7 @@ taste_status training_init(const options *options, const trainer *t, const sampl
     out->folder.lock = -1;
     out->seed = options->seed_given ? options->seed : model.seed;
     out->batch = &t->batches[0];
-    out->weights = (canonical){t->model, t->parameters, t->session, kinds, 0, t->staging, t->footprint.staging_bytes};
+    out->weights = trainer_canonical(t, kinds);
     out->whole = out->weights;
     out->whole.kinds |= 1u << TASTE_KIND_CONSTANT;
     out->whole.slots = session_options.slots;
@@ -96,36 +87,17 @@ taste_status training_init(const options *options, const trainer *t, const sampl
     return TASTE_STATUS_OK;
 }
 
-static void warn(const char *text) {
-    fprintf(stderr, "warning: %s The one before it is used.\n", text);
-    json_begin("warning");
-    json_text("message", text);
-    json_end();
-}
-
 taste_status training_open_folder(training *run, taste_error *error) {
-    taste_error warning;
-    place at;
     int found;
     if (run->options->checkpoint == NULL) return TASTE_STATUS_OK;
-    taste_status status = run_folder_open(run->options->checkpoint, &run->folder, error);
-    if (status == TASTE_STATUS_OK)
-        status = run_folder_find(&run->folder, &run->whole, &at, &found, &warning, error);
+    taste_status status = run_folder_continue(&run->folder, run->options->checkpoint, run->options->resume, &run->whole,
+                                              &run->facts, &run->at, &found, error);
     if (status != TASTE_STATUS_OK || !found) return status;
-    if (!run->options->resume) {
-        return taste_fail(error, TASTE_STATUS_USAGE,
-                          "%.160s holds a checkpoint of step %llu. Give --resume to go on from it, or another folder.",
-                          run->options->checkpoint, (unsigned long long)at.step);
-    }
-    status = checkpoint_load(run->folder.file, &run->whole, &run->facts, error);
-    if (status != TASTE_STATUS_OK) return status;
-    if (warning.text[0] != 0) warn(warning.text);
-    run->at = at;
-    run->saved_step = at.step;
-    taste_session_set_step(run->t->session, (uint32_t)run->seed, (uint32_t)at.step);
+    run->saved_step = run->at.step;
+    taste_session_set_step(run->t->session, (uint32_t)run->seed, (uint32_t)run->at.step);
     json_begin("resume");
     json_text("path", run->folder.file);
-    json_count("step", at.step);
+    json_count("step", run->at.step);
     json_real("epoch", training_epochs(run));
     json_end();
     return TASTE_STATUS_OK;

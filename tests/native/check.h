@@ -46,6 +46,7 @@ void test_pool(void);
 void test_steps(void);
 void test_profile(void);
 void test_cut_points(void);
+void test_class_groups(void);
 void test_errors(void);
 void test_sessions_side_by_side(void);
 void test_safetensors(void);

@@ -82,7 +82,8 @@ static uint64_t hash_file(const char *path) {
 /* Saves weights of seed n over those of seed 0, the n-th operation failing; 1: the save went through. */
 static int save_once(int n, const char *folder, taste_parameters *parameters, void *staging) {
     const uint32_t kinds = 1u << TASTE_KIND_PARAMETER | 1u << TASTE_KIND_STATE;
-    const canonical all = {taste_model_get(), parameters, NULL, kinds, 0, staging, 65536};
+    const canonical all = {
+        .model = taste_model_get(), .parameters = parameters, .kinds = kinds, .staging = staging, .staging_bytes = 65536};
     char path[256];
     taste_error error = {{0}};
     snprintf(path, sizeof path, "%s/saved", folder);

@@ -74,6 +74,7 @@ int main(int argc, char **argv) {
     test_steps();
     test_profile();
     test_cut_points();
+    test_class_groups();
     test_errors();
     test_sessions_side_by_side();
     test_safetensors();

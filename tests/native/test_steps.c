@@ -264,3 +264,48 @@ void test_cut_points(void) {
     }
     close_model(&o);
 }
+
+/* Rows are classified among their own group: loss, gradient and correct ones against the definition; other classes exactly 0. */
+void test_class_groups(void) {
+    static const uint16_t groups[CLASSES] = {0, 1, 0, 1, 1}, one[CLASSES] = {3, 3, 3, 3, 3};
+    static float x[ROWS * INPUTS], logits[ROWS * CLASSES], slope[ROWS * CLASSES], plain[ROWS * CLASSES];
+    static int32_t y[ROWS];
+    double loss = 0;
+    uint32_t correct = 0;
+    taste_step step, plain_step;
+    make_rows(ROWS, x, y);
+    opened o = open_model(2, ROWS, 0);
+    CHECK(taste_session_predict(o.session, o.parameters, 1, ROWS, x, logits) == TASTE_STATUS_OK);
+    CHECK(taste_session_set_class_groups(o.session, groups) == TASTE_STATUS_OK);
+    CHECK(taste_session_gradients(o.session, o.parameters, 0, ROWS, ROWS, x, y, &step) == TASTE_STATUS_OK);
+    CHECK(taste_tensor_read(o.session, 0, ROWS, "logits.gradient", ROWS * CLASSES, slope) == TASTE_STATUS_OK);
+    for (int row = 0; row < ROWS; row++) {
+        const float *z = logits + row * CLASSES, *dz = slope + row * CLASSES;
+        double total = 0;
+        int best = y[row];
+        for (int c = 0; c < CLASSES; c++) {
+            if (groups[c] != groups[y[row]]) continue;
+            total += exp((double)z[c]);
+            if (z[c] > z[best] || (z[c] >= z[best] && c < best)) best = c;
+        }
+        for (int c = 0; c < CLASSES; c++) {
+            double wanted = groups[c] == groups[y[row]] ? (exp((double)z[c]) / total - (c == y[row])) / ROWS : 0;
+            CHECK(wanted != 0 ? fabs(dz[c] - wanted) < 1e-6 : fpclassify(dz[c]) == FP_ZERO);
+        }
+        loss += (log(total) - z[y[row]]) / ROWS;
+        correct += best == y[row];
+    }
+    CHECK(fabs(step.loss - loss) < 1e-5 && step.correct == correct);
+    CHECK(taste_session_set_label_smoothing(o.session, 0.1f) == TASTE_STATUS_USAGE);
+    CHECK(taste_session_set_class_groups(o.session, NULL) == TASTE_STATUS_OK);
+    CHECK(taste_session_gradients(o.session, o.parameters, 0, ROWS, ROWS, x, y, &plain_step) == TASTE_STATUS_OK);
+    CHECK(taste_tensor_read(o.session, 0, ROWS, "logits.gradient", ROWS * CLASSES, plain) == TASTE_STATUS_OK);
+    CHECK(taste_session_set_class_groups(o.session, one) == TASTE_STATUS_OK);
+    CHECK(taste_session_gradients(o.session, o.parameters, 0, ROWS, ROWS, x, y, &step) == TASTE_STATUS_OK);
+    CHECK(taste_tensor_read(o.session, 0, ROWS, "logits.gradient", ROWS * CLASSES, slope) == TASTE_STATUS_OK);
+    CHECK(memcmp(plain, slope, sizeof plain) == 0 && step.loss <= plain_step.loss && step.loss >= plain_step.loss);
+    CHECK(taste_session_set_class_groups(o.session, NULL) == TASTE_STATUS_OK);
+    CHECK(taste_session_set_label_smoothing(o.session, 0.1f) == TASTE_STATUS_OK);
+    CHECK(taste_session_set_class_groups(o.session, groups) == TASTE_STATUS_USAGE);
+    close_model(&o);
+}

@@ -36,8 +36,8 @@ def test_class_incremental(capsys: pytest.CaptureFixture[str]) -> None:
     final = learn(capsys, "--compare", "none,20,40,1024", "--seeds", 5)
     assert final["20"] - final["none"] >= 0.25
     assert final["1024"] <= final["20"] - 0.08
-    # Linear scaling to twice the reference costs about six points here (docs/continual.md).
-    assert abs(final["40"] - final["20"]) <= 0.1
+    # Five seeds gave 5.5 points (docs/continual.md): linear scaling to twice the reference costs more than this here.
+    assert abs(final["40"] - final["20"]) <= 0.03
 
 
 def test_task_incremental(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,8 @@ from rich.live import Live
 from rich.progress import Progress
 from rich.table import Table
 
+from cross.errors import one_line
+
 
 def finite(value: Any) -> Any:
     """The same value as JSON can say it: NaN and infinities become null, tuples lists."""
@@ -58,7 +60,7 @@ class Console:
     def line(self, text: str = "") -> None:
         """One line of text, for people only."""
         if not self.json_lines:
-            self._rich.print(text, markup=False)
+            self._rich.print(one_line(text), markup=False)
             self._stream.flush()
 
     def result(self, verb: str, fields: dict[str, Any]) -> None:
@@ -110,7 +112,7 @@ def make_table(columns: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]
     for heading, side in columns:
         table.add_column(heading, justify="right" if side == "right" else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(cell.replace("[", r"\[") for cell in row))
+        table.add_row(*(one_line(cell).replace("[", r"\[") for cell in row))
     return table
 
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cross.errors import CorruptInputError, DataError, TasteError
+from host_control.console import Console
 from host_control.data import PackOptions, open_packed, pack, read_data_set
 from host_control.data.inert_pickle import load_inert
 from tests import data_files as df
@@ -177,6 +178,20 @@ def packed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hostile")
     source = df.write_files(folder / "source", _FOLDERS)
     return pack(read_data_set(source, _WHOLE), folder / "packed", _WHOLE).data.folder
+
+
+def test_a_packed_folder_without_its_training_split_is_told(packed_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "test.safetensors").write_bytes((packed_folder / "train.safetensors").read_bytes())
+    with pytest.raises(DataError, match="no train.safetensors beside it. Pack"):
+        read_data_set(tmp_path, _WHOLE)
+
+
+def test_names_of_any_characters_stay_on_their_line(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    console.line("class a\nb\x1b[31m")
+    console.table([("name", "left")], [["c\rd[red]"]])
+    out = capsys.readouterr().out
+    assert "class a?b?[31m\n" in out and "c?d[red]" in out and "\x1b" not in out
 
 
 @pytest.mark.faults

@@ -86,6 +86,8 @@ def _read_tree(tree: Tree, options: PackOptions) -> DataSet:
         raise DataError(f"{tree.label} is empty. Give --data a folder with one folder of images a class.")
     if "train.safetensors" in tree.names:
         raise UsageError(f"{tree.label} is packed already. Use it as it is.")
+    if "test.safetensors" in tree.names:
+        raise DataError(f"{tree.label} has test.safetensors, but no train.safetensors beside it. Pack the data again.")
     for read in _FOLDER_FORMATS:
         found = read(tree)
         if found is not None:

@@ -309,7 +309,7 @@ def test_what_does_not_fit_is_refused_with_what_does(program: Path) -> None:
     bench = ("bench", "--threads", 1, "--memory", limit, "--seconds", 0.01, "--min-steps", 2, "--batch-size")
     refuse(10, "Largest that fits: 20.", program, *bench, 96)
     succeed(program, *bench, 20)
-    refuse(10, "No batch size fits.", program, "bench", "--batch-size", 4, "--memory", 1000)
+    refuse(10, "No batch size fits: take", program, "bench", "--batch-size", 4, "--memory", 1000)
 
 
 def test_free_memory_of_the_system_counts(program: Path, tmp_path: Path) -> None:

@@ -45,8 +45,10 @@ static taste_status check_memory(const options *options, const trainer *t, const
     const char *whose = limit == options->memory ? "the limit is" : "free are";
     if (largest == 0) {
         return taste_fail(error, TASTE_STATUS_DOES_NOT_FIT,
-                          "batch size %u needs %.1f MiB; %s %.1f MiB. No batch size fits.", t->batch_size,
-                          (double)t->footprint.planned_bytes / 1048576, whose, (double)limit / 1048576);
+                          "batch size %u needs %.1f MiB; %s %.1f MiB. No batch size fits: take a smaller model or "
+                          "raise the limit.",
+                          t->batch_size, (double)t->footprint.planned_bytes / 1048576, whose,
+                          (double)limit / 1048576);
     }
     return taste_fail(error, TASTE_STATUS_DOES_NOT_FIT,
                       "batch size %u needs %.1f MiB; %s %.1f MiB. Largest that fits: %u.", t->batch_size,

@@ -71,8 +71,8 @@ class _Partial:
 
 
 def _lanes_of(partial: Sequence[Storage], channels: int, length: int, vector: int) -> int:
-    """Channels computed together: a vector where every block is whole, else one."""
-    same = all(s.kind != "blocked" or s.block == vector for s in partial)
+    """Channels computed together: a vector where they lie side by side in every partial sum, else one."""
+    same = all(s.block == vector if s.kind == "blocked" else len(s.shape) == 2 for s in partial)
     return vector if same and length % vector == 0 and channels % vector == 0 else 1
 
 

@@ -14,7 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from cross.errors import CorruptInputError, FileError, SecurityError, TasteError, UnsupportedModelError, UsageError
+from cross.errors import (
+    CorruptInputError,
+    FileError,
+    FreeShapeError,
+    SecurityError,
+    TasteError,
+    UnsupportedModelError,
+    UsageError,
+)
 from cross.graph import BATCH
 from cross.load_model import load_model
 from cross.onnx_import.blocks import compute_blocks
@@ -128,7 +136,7 @@ def test_several_inputs_need_a_choice_and_only_one_may_matter(tmp_path: Path) ->
 
 def test_free_dimensions_need_a_shape_and_fixed_ones_may_change_where_the_graph_allows(tmp_path: Path) -> None:
     path = classifier(tmp_path / "m.onnx", dims=("n", 3, "h", "w"))
-    fails(path, UsageError, "3,?,?", "--input-shape")
+    fails(path, FreeShapeError, "3,?,?", "--input-shape")
     assert load_model(path, input_shape=(3, 9, 7)).input_shape == (3, 9, 7)
     fails(path, UsageError, "3 dimensions a sample", input_shape=(3, 9))
     assert load_model(classifier(tmp_path / "f.onnx"), input_shape=(3, 8, 8)).input_shape == (3, 8, 8)

@@ -132,7 +132,6 @@ static taste_status open_folder(learning *run, taste_error *error) {
         return taste_fail(error, TASTE_STATUS_CORRUPT, "%.160s tells of task %llu of %u. Delete it.", run->folder.file,
                           (unsigned long long)run->at.epoch, run->plan.tasks);
     }
-    run->saved_step = run->at.step;
     taste_session_set_step(run->t->session, (uint32_t)run->seed, (uint32_t)run->at.step);
     json_begin("resume");
     json_text("path", run->folder.file);
@@ -177,7 +176,6 @@ taste_status learning_open(const options *options, const trainer *t, const learn
     taste_session_set_step(t->session, (uint32_t)out->seed, 0);
     progress_start(&out->progress, options->report_rate);
     status = open_folder(out, error);
-    out->saved_ns = taste_now_ns();
     return status;
 }
 
@@ -296,19 +294,9 @@ taste_status learning_evaluate(learning *run, taste_error *error) {
 }
 
 taste_status learning_save_checkpoint(learning *run, taste_error *error) {
-    if (run->folder.lock < 0) return TASTE_STATUS_OK;
-    taste_status status = run_folder_save(&run->folder, &run->whole, &run->facts, &run->at, error);
-    if (status != TASTE_STATUS_OK) return status;
-    run->saved_step = run->at.step;
-    run->saved_ns = taste_now_ns();
-    progress_report_checkpoint(run->folder.file, run->at.step);
-    return TASTE_STATUS_OK;
+    return run_folder_checkpoint(&run->folder, &run->whole, &run->facts, &run->at, error);
 }
 
 taste_status learning_save_if_due(learning *run, taste_error *error) {
-    const options *o = run->options;
-    double waited = (double)(taste_now_ns() - run->saved_ns) * 1e-9;
-    int due = o->checkpoint_steps > 0 ? run->at.step - run->saved_step >= o->checkpoint_steps
-                                      : waited >= o->checkpoint_seconds;
-    return due ? learning_save_checkpoint(run, error) : TASTE_STATUS_OK;
+    return run_folder_checkpoint_if_due(&run->folder, run->options, &run->whole, &run->facts, &run->at, error);
 }

@@ -49,7 +49,6 @@ typedef struct learning {
     run_folder folder;
     checkpoint_facts facts;
     canonical weights, whole;
-    uint64_t saved_step, saved_ns;
 } learning;
 
 /* lr(b) = lr * b / 20 up to the cap, or lr. */

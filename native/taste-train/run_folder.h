@@ -4,6 +4,7 @@
 
 #include "checkpoint.h"
 #include "io.h"
+#include "options.h"
 
 enum { RUN_FOLDER_GENERATIONS = 2 };
 
@@ -12,6 +13,7 @@ typedef struct run_folder {
     int lock;                  /* -1: not held */
     uint32_t next;             /* the generation that the next checkpoint replaces */
     char file[IO_PATH_BYTES];  /* of the newest generation */
+    uint64_t saved_step, saved_ns; /* of the newest checkpoint, else where and when this run began */
 } run_folder;
 
 /* Makes the folder if need be, locks it (BUSY names the holder) and removes what a killed run left half written. To be closed
@@ -32,5 +34,11 @@ taste_status run_folder_continue(run_folder *folder, const char *path, int resum
 /* Writes a checkpoint over the older generation; it is on the disk when this returns OK. */
 taste_status run_folder_save(run_folder *folder, const canonical *c, const checkpoint_facts *facts, const place *at,
                              taste_error *error);
+
+/* The same and its event, if the folder is held; or, the second, only once --checkpoint-every has passed since the last. */
+taste_status run_folder_checkpoint(run_folder *folder, const canonical *c, const checkpoint_facts *facts,
+                                   const place *at, taste_error *error);
+taste_status run_folder_checkpoint_if_due(run_folder *folder, const options *options, const canonical *c,
+                                          const checkpoint_facts *facts, const place *at, taste_error *error);
 
 #endif

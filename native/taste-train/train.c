@@ -93,7 +93,7 @@ static taste_status run_to_the_end(training *run, taste_error *error) {
     status = canonical_hash(&run->weights, &hash, error);
     if (status != TASTE_STATUS_OK) return at_step(run->at.step, status, error);
     sha256_finish(&hash, digits);
-    if (run->at.step > run->saved_step) status = training_save_checkpoint(run, error);
+    if (run->at.step > run->folder.saved_step) status = training_save_checkpoint(run, error);
     if (status == TASTE_STATUS_OK) status = save_weights(run, error);
     if (status == TASTE_STATUS_OK) status = evaluate_test(run, error);
     if (status == TASTE_STATUS_OK) report(run, digits);

@@ -83,7 +83,6 @@ taste_status training_init(const options *options, const trainer *t, const sampl
     note_facts(out);
     taste_session_set_step(t->session, (uint32_t)out->seed, 0);
     progress_start(&out->progress, options->report_rate);
-    out->saved_ns = taste_now_ns();
     return TASTE_STATUS_OK;
 }
 
@@ -93,7 +92,6 @@ taste_status training_open_folder(training *run, taste_error *error) {
     taste_status status = run_folder_continue(&run->folder, run->options->checkpoint, run->options->resume, &run->whole,
                                               &run->facts, &run->at, &found, error);
     if (status != TASTE_STATUS_OK || !found) return status;
-    run->saved_step = run->at.step;
     taste_session_set_step(run->t->session, (uint32_t)run->seed, (uint32_t)run->at.step);
     json_begin("resume");
     json_text("path", run->folder.file);
@@ -104,24 +102,11 @@ taste_status training_open_folder(training *run, taste_error *error) {
 }
 
 taste_status training_save_checkpoint(training *run, taste_error *error) {
-    if (run->folder.lock < 0) return TASTE_STATUS_OK;
-#ifdef TASTE_PLANT_EARLY_EVENT /* a harness that does not notice this is worth nothing */
-    progress_report_checkpoint(run->folder.file, run->at.step);
-#endif
-    taste_status status = run_folder_save(&run->folder, &run->whole, &run->facts, &run->at, error);
-    if (status != TASTE_STATUS_OK) return status;
-    run->saved_step = run->at.step;
-    run->saved_ns = taste_now_ns();
-    progress_report_checkpoint(run->folder.file, run->at.step);
-    return TASTE_STATUS_OK;
+    return run_folder_checkpoint(&run->folder, &run->whole, &run->facts, &run->at, error);
 }
 
 taste_status training_save_if_due(training *run, taste_error *error) {
-    const options *o = run->options;
-    double waited = (double)(taste_now_ns() - run->saved_ns) * 1e-9;
-    int due = o->checkpoint_steps > 0 ? run->at.step - run->saved_step >= o->checkpoint_steps
-                                      : waited >= o->checkpoint_seconds;
-    return due ? training_save_checkpoint(run, error) : TASTE_STATUS_OK;
+    return run_folder_checkpoint_if_due(&run->folder, run->options, &run->whole, &run->facts, &run->at, error);
 }
 
 double training_epochs(const training *run) {

@@ -24,7 +24,6 @@ typedef struct training {
     checkpoint_facts facts;
     canonical weights; /* parameters and states */
     canonical whole;   /* with constants and optimizer slots */
-    uint64_t saved_step, saved_ns;
     double first_loss, loss; /* of the first step of this process, and of the last */
     tally evaluated;
 } training;

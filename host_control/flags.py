@@ -172,6 +172,12 @@ def add_model_flags(parser: argparse.ArgumentParser, required: bool = True) -> N
     group.add_argument("--target", metavar="NAME", help="CPU to build for (default: probed from the board)")
 
 
+def add_built_flags(parser: argparse.ArgumentParser) -> None:
+    """A model to build, or what was built before."""
+    add_model_flags(parser, required=False)
+    parser.add_argument("--build", type=Path, metavar="DIR", help="a folder that `build` left, instead of --model")
+
+
 def add_board_flags(parser: argparse.ArgumentParser) -> None:
     """Where to run, and how to get there."""
     group = parser.add_argument_group("board")

@@ -8,14 +8,13 @@ from pathlib import Path
 
 from host_control.board import Board, Counters, OperatingPoint
 from host_control.console import Console, duration, mib, rate
-from host_control.flags import add_board_flags, add_model_flags, add_running_flags, positive
+from host_control.flags import add_board_flags, add_built_flags, add_running_flags, positive
 from host_control.preparation import built_for, opened_board, send
 from host_control.run_folder import RunFolder, default_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_flags(parser, required=False)
-    parser.add_argument("--build", type=Path, metavar="DIR", help="a folder that `build` left, instead of --model")
+    add_built_flags(parser)
     add_board_flags(parser)
     add_running_flags(parser)
     parser.add_argument("--batch-size", type=positive, required=True, help="samples a step")

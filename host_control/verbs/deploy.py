@@ -7,14 +7,13 @@ from pathlib import Path
 
 from cross.errors import UsageError
 from host_control.console import Console
-from host_control.flags import add_board_flags, add_model_flags, not_negative
+from host_control.flags import add_board_flags, add_built_flags, not_negative
 from host_control.preparation import built_for, opened_board, send
 from host_control.run_folder import RunFolder, default_folder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_flags(parser, required=False)
-    parser.add_argument("--build", type=Path, metavar="DIR", help="a folder that `build` left, instead of --model")
+    add_built_flags(parser)
     add_board_flags(parser)
     parser.add_argument("--seed", type=not_negative, default=0, help="seed of --init seeded (default: 0)")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cross.errors import UsageError
 from host_control.console import Console
-from host_control.flags import add_board_flags, add_model_flags, add_running_flags, positive, seconds
+from host_control.flags import add_board_flags, add_built_flags, add_running_flags, positive, seconds
 from host_control.preparation import built_for, opened_board, send
 from host_control.run_folder import RUNS, RunFolder, default_folder, find_resumable
 from host_control.search.space import DEFAULT_MAX_BATCH_SIZE
@@ -17,8 +17,7 @@ from host_control.study_run import DEFAULT_TIME_BUDGET_S, STUDY_RECORD, StudyRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_flags(parser, required=False)
-    parser.add_argument("--build", type=Path, metavar="DIR", help="a folder that `build` left, instead of --model")
+    add_built_flags(parser)
     add_board_flags(parser)
     add_running_flags(parser)
     group = parser.add_argument_group("search")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from cross.errors import (
@@ -26,7 +27,11 @@ _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What stays the same over a study: at least `seconds` and `min_steps` a size; None leaves it to the program."""
+    """What stays the same over a study: at least `seconds` and `min_steps` a size; None leaves it to the program.
+
+    `owner` names whoever measures: a measurement that went on without its owner is collected by the same one only.
+    `record` is what the board keeps of it for whoever attaches.
+    """
 
     seconds: float = 2.0
     min_steps: int | None = None
@@ -34,6 +39,8 @@ class BenchSettings:
     seed: int | None = None
     memory_bytes: int | None = None
     weights: str | None = None
+    owner: str = ""
+    record: Mapping[str, Any] = field(default_factory=dict)
 
 
 def bench_arguments(point: OperatingPoint, settings: BenchSettings) -> list[str]:

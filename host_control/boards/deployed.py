@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cross.errors import FileError, UsageError
+from cross.errors import INTERRUPTED, FileError, UsageError
 from cross.probe import PROBE_SCRIPT, BoardFacts, check_runs_on, parse_probe
 from host_control.board import Counters, DeployResult, OperatingPoint
 from host_control.boards.bench import (
@@ -18,6 +20,7 @@ from host_control.boards.bench import (
     last_record,
     read_bench,
 )
+from host_control.boards.detached import DetachedRun, Patience
 from host_control.connection import Connection, RunResult
 from host_control.deploy import (
     PROGRAM,
@@ -37,7 +40,8 @@ class DeployedBoard:
     """A machine behind a Connection, and what is deployed on it. A context manager; opened when first needed.
 
     `launcher` stands in front of the program's path (an emulator); `emulated` marks every result, otherwise the
-    program's own word and the probe decide.
+    program's own word and the probe decide. `outlives_link`: training and measurements run on when the link is cut, and
+    when this process dies (host_control.boards.detached).
     """
 
     def __init__(
@@ -49,10 +53,12 @@ class DeployedBoard:
         *,
         launcher: tuple[str, ...] = (),
         emulated: bool = False,
+        outlives_link: bool = False,
     ) -> None:
         self.name = name
         self.connection = connection
         self.settings = settings
+        self.outlives_link = outlives_link
         self._remote_dir = remote_dir
         self._launcher = launcher
         self._emulated = emulated
@@ -100,15 +106,45 @@ class DeployedBoard:
         arguments = bench_arguments(point, self.settings)
         emulated = True if self._emulated or (self._facts is not None and self._facts.emulated) else None
         limit = bench_limit_s(point, self.settings, bool(emulated))
-        return read_bench(self.run_program(arguments, timeout=limit), point, self.name, emulated=emulated)
+        run = self._measure_detached if self.outlives_link else self._measure_tied
+        return read_bench(run(arguments, limit), point, self.name, emulated=emulated)
+
+    def _measure_tied(self, arguments: list[str], limit: float) -> RunResult:
+        return self.run_program(arguments, timeout=limit)
+
+    def _measure_detached(self, arguments: list[str], limit: float) -> RunResult:
+        """Begin a measurement, or collect the one that an earlier process of this study began: it ran on meanwhile."""
+        program = self._current()
+        asked = hashlib.sha256("\0".join([self.settings.owner, program, *arguments]).encode()).hexdigest()[:12]
+        run, lines = self.detached(f"bench-{asked}"), list[str]()
+        state = run.patience.keep_trying(run.state)
+        if not (state.status == "running" or (state.status, state.exit_code) == ("ended", 0)):
+            run.start(self.program_words(arguments), self.settings.record)
+        result = run.follow(lines.append, limit_s=limit)
+        run.remove()
+        if result.exit_code == INTERRUPTED:
+            raise KeyboardInterrupt
+        return replace(result, stdout="\n".join(lines))
 
     def run_program(self, arguments: list[str], *, timeout: float) -> RunResult:
         """Run the deployed taste-train to its end; it is ended when this side goes away."""
         return self._run_at(self._current(), arguments, timeout)
 
+    def program_words(self, arguments: list[str]) -> list[str]:
+        """The command that runs the deployed taste-train with `arguments`, as the board's shell would take it."""
+        return [*self._launcher, self._current(), *arguments]
+
     def follow_program(self, arguments: list[str], on_line: Callable[[str], None]) -> RunResult:
         """Run the deployed taste-train however long it takes, line by line (see Connection.follow)."""
-        return self.connection.follow([*self._launcher, self._current(), *arguments], on_line)
+        return self.connection.follow(self.program_words(arguments), on_line)
+
+    def runs_folder(self) -> str:
+        """Where the runs of this board lie, each in a folder of its name."""
+        return f"{resolve_folder(self.connection, self._remote_dir)}/runs"
+
+    def detached(self, name: str, patience: Patience | None = None) -> DetachedRun:
+        """The run `name` of this board, begun or not."""
+        return DetachedRun(self.connection, f"{self.runs_folder()}/{name}", name, patience or Patience())
 
     def send_file(self, source: Path) -> tuple[str, int]:
         """Put a file on the board by its content; its path there, and the bytes that were sent."""
@@ -116,7 +152,7 @@ class DeployedBoard:
 
     def run_folder(self, name: str) -> str:
         """The board's folder of a training run, made if need be."""
-        path = f"{resolve_folder(self.connection, self._remote_dir)}/runs/{name}"
+        path = f"{self.runs_folder()}/{name}"
         result = self.connection.run(["mkdir", "-p", path])
         if not result.ok:
             raise FileError(f"{self.name}: {result.stderr.strip()}. Pass a --remote-dir that can be written.")

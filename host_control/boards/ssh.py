@@ -17,4 +17,4 @@ def open_ssh(
     from host_control.ssh import Connection
 
     connection = Connection(name, accept_new=accept_new, ssh_config=ssh_config)
-    return DeployedBoard(name, connection, remote_dir or DEFAULT_FOLDER, settings)
+    return DeployedBoard(name, connection, remote_dir or DEFAULT_FOLDER, settings, outlives_link=True)

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console(args.json)
     point = OperatingPoint(args.batch_size, "eval" if args.inference else "train", args.threads, args.cores)
     out: Path = args.out or default_folder(args.model or "build", args.board)
-    with RunFolder(out) as folder, opened_board(args) as board:
+    with RunFolder(out) as folder, opened_board(args, folder.path) as board:
         if isinstance(board, DeployedBoard):
             send(board, built_for(args, board, out / "build", console), console)
         counters = measure(board, point, console)

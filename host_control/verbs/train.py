@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from cross.zoo import ZOO
-from host_control.console import Console, mib, rate
+from host_control.console import Console, mib
 from host_control.flags import add_board_flags, add_data_flags, add_model_flags, add_running_flags
 from host_control.preparation import (
     Built,
@@ -23,6 +23,7 @@ from host_control.preparation import (
 from host_control.run_folder import RunFolder
 from host_control.training.batch_size import Choice, choose_batch_size, known_batch_size
 from host_control.training.data import packed_data
+from host_control.training.finish import Finish
 from host_control.training.model import model_for
 from host_control.training.options import (
     TrainOptions,
@@ -33,14 +34,13 @@ from host_control.training.options import (
 )
 from host_control.training.record import (
     OPTIONS,
-    RESULT,
     TRAIN_RECORD,
+    board_record,
     check_goes_on,
     check_unchanged,
     choose_folder,
     describe_data,
     describe_model,
-    name_on_board,
     run_identity,
 )
 from host_control.training.schedule import Schedule, minimum_rows
@@ -48,7 +48,9 @@ from host_control.training.schedule import Schedule, minimum_rows
 if TYPE_CHECKING:
     from cross.graph import Model
     from host_control.boards import DeployedBoard
+    from host_control.connection import RunResult
     from host_control.data import PackedDataSet
+    from host_control.training.board_run import TrainRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         check_unchanged(before, describe_model(args, model), describe_data(data))
         # Flags that do not fit together are said before anything is built or measured.
         resolve_options(args, model, data.train.samples, args.batch_size if isinstance(args.batch_size, int) else 1)
-        with opened_board(args) as board:
+        with opened_board(args, folder.path) as board:
             return _Training(args, console, folder, deployed(board), data, model).run(before)
 
 
@@ -118,6 +120,10 @@ class _Training:
     def run(self, before: dict[str, Any] | None) -> int:
         """`before`: options.json of the run that goes on."""
         args, console = self.args, self.console
+        if before is not None:
+            finish = Finish(console, self.folder, self.board, before)
+            if finish.goes_on_by_itself():
+                return finish.collect()
         facts = None if args.target is not None else self.board.facts()
         target = choose_target(args.target, args.board, facts)
         built, _ = build_imported(self.model, args, target, self.folder.path / "build", console)
@@ -132,14 +138,8 @@ class _Training:
         options = resolve_options(settled, self.model, self.data.train.samples, choice.batch_size)
         schedule = Schedule(options, self.data.train.samples, built.minimum_batch)
         self._announce(schedule, built)
-        self._write_options(options, choice, built)
-        result = self._train(options, schedule, built, goes_on=before is not None)
-        fields = self._fields(result, options)
-        self.folder.write_json(RESULT, {"verb": "train", **fields})
-        self.folder.write_json(TRAIN_RECORD, run_identity(args) | {"complete": True})
-        self._say(fields)
-        console.result("train", fields | {"out": str(self.folder.path)})
-        return 0
+        held = self._write_options(options, choice, built)
+        return self._train(options, held, built, goes_on=before is not None)
 
     def _batch_size(self, args: argparse.Namespace, built: Built, before: dict[str, Any] | None) -> Choice:
         if before is not None and args.batch_size == "auto":
@@ -173,73 +173,30 @@ class _Training:
             free_bytes=free,
         )
 
-    def _write_options(self, options: TrainOptions, choice: Choice, built: Built) -> None:
+    def _write_options(self, options: TrainOptions, choice: Choice, built: Built) -> dict[str, Any]:
         from host_control.study_report import environment
 
         names = ("model", "target", "build_id", "version")
-        self.folder.write_json(
-            OPTIONS,
-            {
-                "flags": run_identity(self.args),
-                "options": options.record(),
-                "batch_size_from": choice.source,
-                "model": describe_model(self.args, self.model),
-                "data": describe_data(self.data),
-                "board": self.board.name,
-                "build": {name: built.manifest.get(name) for name in names} | {"sha256": built.sha256},
-            },
-        )
+        held = {
+            "flags": run_identity(self.args),
+            "options": options.record(),
+            "batch_size_from": choice.source,
+            "model": describe_model(self.args, self.model),
+            "data": describe_data(self.data),
+            "board": self.board.name,
+            "build": {name: built.manifest.get(name) for name in names} | {"sha256": built.sha256},
+        }
+        self.folder.write_json(OPTIONS, held)
         facts = asdict(self.board.facts())
         self.folder.write_json("environment.json", environment(sys.argv, facts, board_name=self.board.name))
+        return held
 
-    def _train(self, options: TrainOptions, schedule: Schedule, built: Built, goes_on: bool) -> dict[str, Any]:
-        from host_control.training.board_run import BoardRun
-        from host_control.training.curves import plot_curves
-        from host_control.training.metrics import Metrics
-        from host_control.training.view import TrainView
-
+    def _train(self, options: TrainOptions, held: dict[str, Any], built: Built, goes_on: bool) -> int:
         seeded = self.args.model in ZOO and self.args.weights is None
         weights = None if seeded else built.folder / "weights.safetensors"
-        run = BoardRun(self.board, name_on_board(self.folder.path), options, self.data, weights, goes_on)
-        metrics = Metrics(self.folder.path)
-        try:
-            with self.console.live() as region:
-                view = TrainView(self.console, region, schedule, self.board.facts().emulated, goes_on)
+        record = board_record(self.args, self.folder.path) | {"options": held}
 
-                def on_event(event: Mapping[str, Any]) -> None:
-                    metrics.add(event)
-                    view.show(event)
+        def begin(run: TrainRun) -> Callable[[], RunResult]:
+            return run.begin(options, self.data, weights, record, goes_on=goes_on)
 
-                return run.train(self.folder.path, on_event)
-        finally:
-            metrics.close()
-            if metrics.records:
-                plot_curves(
-                    self.folder.path / "curves.png", metrics.records, f"{self.model.name} on {self.data.source}"
-                )
-
-    def _fields(self, result: Mapping[str, Any], options: TrainOptions) -> dict[str, Any]:
-        names = ("test_accuracy", "test_loss", "loss", "accuracy", "epochs", "steps", "samples_per_s", "sha256")
-        return {name: result.get(name) for name in names} | {
-            "batch_size": options.batch_size,
-            "effective_batch": options.effective_batch,
-            "model": self.model.name,
-            "data": self.data.source,
-            "classes": len(self.data.classes),
-            "board": self.board.name,
-            "emulated": self.board.facts().emulated,
-            "seed": options.seed,
-        }
-
-    def _say(self, fields: Mapping[str, Any]) -> None:
-        folder, speed = self.folder.path, fields["samples_per_s"]
-        if fields["test_accuracy"] is not None:
-            self.console.line(f"test accuracy {fields['test_accuracy']:.2%}, loss {fields['test_loss']:.4f}")
-        elif fields["loss"] is not None:
-            self.console.line(f"training loss {fields['loss']:.4f}; there was nothing to test on")
-        if speed:
-            self.console.line(f"{rate(speed)}{' emulated' if fields['emulated'] else ''} samples/s")
-        self.console.line(
-            f"{folder}: weights.safetensors, result.json, metrics.jsonl, metrics.csv, curves.png, options.json"
-        )
-        self.console.line(f"next: export --run {folder} --onnx trained.onnx, or predict --run {folder} IMAGE")
+        return Finish(self.console, self.folder, self.board, held).run(begin, goes_on)

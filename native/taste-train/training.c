@@ -82,7 +82,7 @@ taste_status training_init(const options *options, const trainer *t, const sampl
     plan_schedule(out);
     note_facts(out);
     taste_session_set_step(t->session, (uint32_t)out->seed, 0);
-    progress_start(&out->progress, options->report_rate);
+    progress_start(&out->progress, options->report_rate, options->run);
     return TASTE_STATUS_OK;
 }
 

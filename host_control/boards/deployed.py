@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import posixpath
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +28,10 @@ from host_control.deploy import (
     Deployment,
     activate,
     check_executable,
+    find_previous,
     remove_all,
     resolve_folder,
+    roll_back,
     upload,
     upload_file,
 )
@@ -59,7 +62,7 @@ class DeployedBoard:
         self.connection = connection
         self.settings = settings
         self.outlives_link = outlives_link
-        self._remote_dir = remote_dir
+        self.remote_dir = remote_dir
         self._launcher = launcher
         self._emulated = emulated
         self._facts: BoardFacts | None = None
@@ -88,12 +91,26 @@ class DeployedBoard:
         manifest_path = build_dir / "manifest.json"
         if manifest_path.is_file():
             check_runs_on(json.loads(manifest_path.read_text(encoding="utf-8")), self.facts())
-        folder = resolve_folder(self.connection, self._remote_dir)
+        folder = resolve_folder(self.connection, self.remote_dir)
         deployment = upload(self.connection, build_dir, folder, files)
         self._start_program(deployment)
         activate(self.connection, deployment)
         self._deployment = deployment
         return DeployResult(folder, deployment.sha256, deployment.sent_bytes)
+
+    def roll_back(self) -> Deployment:
+        """Make the deployment before the current one current again, once its program has started and printed its info.
+
+        UsageError where there is none; the current one stays where the other does not start.
+        """
+        folder = resolve_folder(self.connection, self.remote_dir)
+        previous = find_previous(self.connection, folder)
+        program = self.connection.read_link(f"{folder}/deployments/{previous}/{PROGRAM}") or ""
+        deployment = Deployment(folder, previous, posixpath.basename(posixpath.dirname(program)), 0)
+        self._start_program(deployment)
+        roll_back(self.connection, folder, previous)
+        self._deployment = deployment
+        return deployment
 
     def info(self) -> Mapping[str, Any]:
         """What `taste-train info` of the current deployment prints."""
@@ -140,7 +157,7 @@ class DeployedBoard:
 
     def runs_folder(self) -> str:
         """Where the runs of this board lie, each in a folder of its name."""
-        return f"{resolve_folder(self.connection, self._remote_dir)}/runs"
+        return f"{resolve_folder(self.connection, self.remote_dir)}/runs"
 
     def detached(self, name: str, patience: Patience | None = None) -> DetachedRun:
         """The run `name` of this board, begun or not."""
@@ -148,7 +165,7 @@ class DeployedBoard:
 
     def send_file(self, source: Path) -> tuple[str, int]:
         """Put a file on the board by its content; its path there, and the bytes that were sent."""
-        return upload_file(self.connection, source, resolve_folder(self.connection, self._remote_dir))
+        return upload_file(self.connection, source, resolve_folder(self.connection, self.remote_dir))
 
     def run_folder(self, name: str) -> str:
         """The board's folder of a training run, made if need be."""
@@ -164,7 +181,7 @@ class DeployedBoard:
 
     def clean(self) -> None:
         """Remove everything of ours from the board."""
-        remove_all(self.connection, resolve_folder(self.connection, self._remote_dir))
+        remove_all(self.connection, resolve_folder(self.connection, self.remote_dir))
         self._deployment = None
 
     def close(self) -> None:
@@ -176,7 +193,7 @@ class DeployedBoard:
     def _current(self) -> str:
         if self._deployment is not None:
             return self._deployment.path(PROGRAM)
-        folder = resolve_folder(self.connection, self._remote_dir)
+        folder = resolve_folder(self.connection, self.remote_dir)
         if self.connection.read_link(f"{folder}/current") is None:
             raise UsageError(f"nothing is deployed on {self.name} in {folder}. Deploy a build first.")
         return f"{folder}/current/{PROGRAM}"

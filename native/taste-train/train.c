@@ -75,6 +75,7 @@ static void report(const training *run, const char *sha256_text) {
     json_count("effective_batch", run->batches.effective);
     json_real("loss", run->loss);
     json_real("first_loss", run->first_loss);
+    json_real("accuracy", run->accuracy);
     json_real("test_loss", tally_loss(&run->evaluated));
     json_real("test_accuracy", tally_accuracy(&run->evaluated));
     json_real("samples_per_s", progress_samples_per_s(&run->progress));

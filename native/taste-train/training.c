@@ -92,6 +92,9 @@ taste_status training_open_folder(training *run, taste_error *error) {
     taste_status status = run_folder_continue(&run->folder, run->options->checkpoint, run->options->resume, &run->whole,
                                               &run->facts, &run->at, &found, error);
     if (status != TASTE_STATUS_OK || !found) return status;
+#ifdef TASTE_PLANT_FORGET_POSITION /* a harness that does not notice this is worth nothing */
+    run->at.position = 0;
+#endif
     taste_session_set_step(run->t->session, (uint32_t)run->seed, (uint32_t)run->at.step);
     json_begin("resume");
     json_text("path", run->folder.file);

@@ -16,7 +16,7 @@ from host_control.console import finite
 from host_control.run_folder import write_whole
 
 RECORD, TABLE = "metrics.jsonl", "metrics.csv"
-COLUMNS = ("event", "step", "epoch", "loss", "accuracy", "lr", "samples_per_s", "samples")
+COLUMNS = ("event", "step", "epoch", "loss", "accuracy", "lr", "samples_per_s", "samples", "temperature_c", "rss_bytes")
 _KEPT = ("step", "eval", "checkpoint")
 
 

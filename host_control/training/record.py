@@ -22,7 +22,8 @@ _MODEL_FLAGS = "model input_shape classes input output init unfold_bn trainable 
 _RUN_FLAGS = (
     "data size resize val_split mean std bgr gray skip_bad window board epochs steps effective_batch lr schedule warmup step_every "
     "step_gamma optimizer momentum nesterov beta1 beta2 eps weight_decay no_decay_norm label_smoothing grad_clip "
-    "eval_every augment bn_policy bn_time_constant weights"
+    "eval_every augment bn_policy bn_time_constant weights batch_schedule effective_batch_start batch_factor interval "
+    "effective_batch_cap lr_decay"
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from host_control.training.options import (
     TrainOptions,
     add_training_flags,
     default_recipe_of,
-    effective_batch_of,
+    largest_effective_batch,
     resolve_options,
 )
 from host_control.training.record import (
@@ -89,11 +89,7 @@ def _dry_run(args: argparse.Namespace, console: Console) -> int:
     )
     _print_schedule(console, schedule, why=default_recipe_of(args, model, schedule.options.effective_batch).why)
     rows = schedule.rows()
-    columns = ("epoch", "updates", "lr")
-    console.table(
-        [(name, "right") for name in columns],
-        [[str(row["epoch"]), str(row["updates"]), f"{row['lr']:.4g}"] for row in rows],
-    )
+    _print_rows(console, rows)
     console.result("train", {"dry_run": True, "schedule": rows, "updates": schedule.updates})
     return 0
 
@@ -102,6 +98,21 @@ def _print_schedule(console: Console, schedule: Schedule, why: str) -> None:
     for line in schedule.sentences():
         console.line(line)
     console.line(f"defaults are those of {why}; every one has a flag (docs/train.md)")
+
+
+def _print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    names = ("effective_batch", "batch_size", "updates")
+    console.table(
+        [(name, "right") for name in ("epoch", "effective batch", "batch size", "updates", "lr")],
+        [
+            [
+                f"{row['epoch']}-{row['last']}" if row.get("last", row["epoch"]) > row["epoch"] else str(row["epoch"]),
+                *(str(row[name]) for name in names),
+                f"{row['lr']:.4g}",
+            ]
+            for row in rows
+        ],
+    )
 
 
 @dataclass(frozen=True)
@@ -125,7 +136,7 @@ class _Training:
         # From here on the folder holds a run; what fails before leaves none to go on with.
         self.folder.write_json(TRAIN_RECORD, run_identity(args) | {"complete": False})
         settled = args
-        if before is not None and args.effective_batch is None:
+        if before is not None and args.effective_batch is None and args.batch_schedule == "fixed":
             # The default follows the batch size, which may be another one now; what is learned stays the same.
             settled = argparse.Namespace(**{**vars(args), "effective_batch": int(before["options"]["effective_batch"])})
         choice = self._batch_size(settled, built, before)
@@ -144,7 +155,7 @@ class _Training:
     def _batch_size(self, args: argparse.Namespace, built: Built, before: dict[str, Any] | None) -> Choice:
         if before is not None and args.batch_size == "auto":
             return Choice(int(before["options"]["batch_size"]), "run")
-        largest = effective_batch_of(args, self.data.train.samples)
+        largest = largest_effective_batch(args, self.data.train.samples)
         return choose_batch_size(args, self.board, built, largest, self.console)
 
     def _announce(self, schedule: Schedule, built: Built) -> None:
@@ -154,6 +165,8 @@ class _Training:
         planned = memory.fixed_bytes + options.batch_size * memory.per_sample_bytes
         free = self.board.facts().memory_available_bytes
         _print_schedule(self.console, schedule, default_recipe_of(self.args, self.model, options.effective_batch).why)
+        if options.adabatch is not None:
+            _print_rows(self.console, schedule.interval_rows())
         self.console.line(f"memory: {mib(planned)} planned, {mib(free)} free on {self.board.name}")
         if options.batch_size < 8 and any(node.op == "batch_norm" for node in self.model.nodes):
             self.console.line(
@@ -169,6 +182,7 @@ class _Training:
             effective_batch=options.effective_batch,
             micro_batches=schedule.micro_batches(options.effective_batch),
             lr=options.lr,
+            schedule=schedule.rows(),
             planned_bytes=planned,
             free_bytes=free,
         )

@@ -150,12 +150,13 @@ class Schedule:
     def _growth(self) -> list[str]:
         o, plan = self.options, self.options.adabatch
         assert plan is not None
+        often = "every epoch" if plan.interval == 1 else f"every {plan.interval} epochs"
         grows = f"effective batch {plan.start}"
         if plan.start < plan.cap:
-            grows += f", times {plan.factor:g} every {plan.interval} epochs, up to {plan.cap}"
+            grows += f", times {plan.factor:g} {often}, up to {plan.cap}"
         return [
             f"{self.samples} samples, {self.epochs:g} epochs: {self.updates} updates",
-            f"{grows}; micro-batches of up to {o.batch_size}; lr times {plan.lr_decay:g} every {plan.interval} epochs, and "
+            f"{grows}; micro-batches of up to {o.batch_size}; lr times {plan.lr_decay:g} {often}, and "
             "times what the effective batch grows by",
         ]
 

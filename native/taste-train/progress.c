@@ -20,6 +20,10 @@ static double per_second(uint64_t samples, uint64_t ns) {
     return ns > 0 ? (double)samples * 1e9 / (double)ns : 0;
 }
 
+static double progress_seconds(const progress *p) {
+    return (double)p->step_ns * 1e-9;
+}
+
 double progress_samples_per_s(const progress *p) {
     return per_second(p->samples, p->step_ns);
 }
@@ -43,6 +47,7 @@ void progress_report_step(progress *p, const progress_step *step) {
     json_real("lr", (double)step->rate);
     if (step->effective > 0) json_count("effective_batch", step->effective);
     json_real("samples_per_s", per_second(p->samples - p->samples_reported, p->step_ns - p->step_ns_reported));
+    json_real("seconds", progress_seconds(p));
     json_end();
     p->samples_reported = p->samples;
     p->step_ns_reported = p->step_ns;
@@ -51,7 +56,7 @@ void progress_report_step(progress *p, const progress_step *step) {
 void progress_report_eval(const progress *p, double epoch, const tally *sum) {
     json_begin("eval");
     json_real("epoch", epoch);
-    json_real("seconds", (double)p->step_ns * 1e-9);
+    json_real("seconds", progress_seconds(p));
     json_real("loss", tally_loss(sum));
     json_real("accuracy", tally_accuracy(sum));
     json_count("samples", sum->samples);

@@ -330,7 +330,8 @@ class _Training:
 
         seeded = self.args.model in ZOO and self.args.weights is None
         weights = None if seeded else built.folder / "weights.safetensors"
-        run = BoardRun(self.board, name_on_board(self.folder.path), options, self.data, weights, goes_on)
+        out = self.folder.path.parent if self.tags else None
+        run = BoardRun(self.board, name_on_board(self.folder.path), options, self.data, weights, goes_on, out)
         metrics = Metrics(self.folder.path)
         try:
             with self.console.live() as region:

@@ -72,7 +72,14 @@ class TrainRun:
         part.replace(destination)
 
 
-def train_run(board: DeployedBoard, name: str, out: Path, on_event: Callable[[Mapping[str, Any]], None]) -> TrainRun:
-    """The run `name` of a board whose weights come to the folder `out`."""
-    again = f"Go on with the same command and --out {shlex.quote(str(out))} --resume."
+def train_run(
+    board: DeployedBoard,
+    name: str,
+    out: Path,
+    on_event: Callable[[Mapping[str, Any]], None],
+    command_out: Path | None = None,
+) -> TrainRun:
+    """The run `name` of a board whose weights come to the folder `out`. `command_out`: the --out of the command to go on
+    with, where that is not the run's own folder."""
+    again = f"Go on with the same command and --out {shlex.quote(str(command_out or out))} --resume."
     return TrainRun(LongRun(board, name, "training", again, on_event), out)

@@ -7,13 +7,15 @@ would have done.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cross.errors import CorruptInputError
 from host_control.connection import RunResult
 from host_control.console import Console, rate
 from host_control.run_folder import RunFolder
+from host_control.training.adabatch import AdaBatch
 from host_control.training.board_run import TrainRun, train_run
 from host_control.training.options import TrainOptions
 from host_control.training.record import RESULT, TRAIN_RECORD, name_on_board
@@ -27,13 +29,18 @@ _MEASURED = ("test_accuracy", "test_loss", "loss", "accuracy", "epochs", "steps"
 
 @dataclass(frozen=True)
 class Finish:
-    """A run on `board` and its folder here. `held`: its options.json. `name`: of the run on the board."""
+    """A run on `board` and its folder here. `held`: its options.json. `name`: of the run on the board.
+
+    `tags`: fields of every event of a run that is compared, and `command_out` the comparison's folder.
+    """
 
     console: Console
     folder: RunFolder
     board: DeployedBoard
     held: Mapping[str, Any]
     name: str = ""
+    tags: Mapping[str, Any] = field(default_factory=dict)
+    command_out: Path | None = None
 
     @property
     def run_name(self) -> str:
@@ -43,27 +50,26 @@ class Finish:
         """Whether the board has the run under way, or its result ready."""
         return train_run(self.board, self.run_name, self.folder.path, lambda _: None).run.goes_on_by_itself()
 
-    def collect(self) -> int:
+    def collect(self) -> dict[str, Any]:
         """Follow what was begun before, from its first event on."""
         self.console.line(f"{self.board.name} has run {self.run_name} under way: following it")
         return self.run(lambda run: run.run.follow)
 
-    def run(self, begin: Callable[[TrainRun], Callable[[], RunResult]], goes_on: bool = False) -> int:
-        """Follow a run to its end and leave everything; `begin` begins it and says what follows it."""
+    def run(self, begin: Callable[[TrainRun], Callable[[], RunResult]], goes_on: bool = False) -> dict[str, Any]:
+        """Follow a run to its end and leave everything: the fields of its result. `begin` begins it and says what follows it."""
         options, samples = self._options()
         result = self._followed(begin, Schedule(options, samples), goes_on)
         found = self._fields(result, options)
         self.folder.write_json(RESULT, {"verb": "train", **found})
         self.folder.write_json(TRAIN_RECORD, dict(self.held["flags"]) | {"complete": True})
-        self._say(found)
-        self.console.result("train", found | {"out": str(self.folder.path)})
-        return 0
+        return found
 
     def _options(self) -> tuple[TrainOptions, int]:
         try:
-            stored = {field.name: self.held["options"][field.name] for field in fields(TrainOptions)}
+            stored = {item.name: self.held["options"][item.name] for item in fields(TrainOptions)}
             cores = tuple(stored["cores"]) if stored["cores"] else None
-            return TrainOptions(**{**stored, "cores": cores}), int(self.held["data"]["samples"])
+            grows = AdaBatch(**stored["adabatch"]) if stored["adabatch"] else None
+            return TrainOptions(**{**stored, "cores": cores, "adabatch": grows}), int(self.held["data"]["samples"])
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptInputError(
                 f"the options of run {self.run_name} lack or garble {error}: not this version's. Train again."
@@ -80,13 +86,13 @@ class Finish:
         metrics = Metrics(folder)
         try:
             with self.console.live() as region:
-                view = TrainView(self.console, region, schedule, self.board.facts().emulated, goes_on)
+                view = TrainView(self.console, region, schedule, self.board.facts().emulated, goes_on, self.tags)
 
                 def on_event(event: Mapping[str, Any]) -> None:
                     metrics.add(event)
                     view.show(event)
 
-                run = train_run(self.board, self.run_name, folder, on_event)
+                run = train_run(self.board, self.run_name, folder, on_event, self.command_out)
                 return run.finish(begin(run))
         finally:
             metrics.close()
@@ -106,7 +112,8 @@ class Finish:
             "seed": options.seed,
         }
 
-    def _say(self, fields: Mapping[str, Any]) -> None:
+    def say(self, fields: Mapping[str, Any]) -> None:
+        """What came out, for people, and the verb's result."""
         folder, speed = self.folder.path, fields["samples_per_s"]
         if fields["test_accuracy"] is not None:
             self.console.line(f"test accuracy {fields['test_accuracy']:.2%}, loss {fields['test_loss']:.4f}")
@@ -118,3 +125,4 @@ class Finish:
             f"{folder}: weights.safetensors, result.json, metrics.jsonl, metrics.csv, curves.png, options.json"
         )
         self.console.line(f"next: export --run {folder} --onnx trained.onnx, or predict --run {folder} IMAGE")
+        self.console.result("train", dict(fields) | {"out": str(folder)})

@@ -61,7 +61,9 @@ def _finish(args: argparse.Namespace, board: DeployedBoard, run: RunSummary, con
         if folder.read_json(OPTIONS) is None:
             folder.write_json(OPTIONS, held)
             folder.write_json(TRAIN_RECORD, dict(held["flags"]) | {"complete": False})
-        return Finish(console, folder, board, held, run.name).collect()
+        finish = Finish(console, folder, board, held, run.name)
+        finish.say(finish.collect())
+    return 0
 
 
 def _repeat(args: argparse.Namespace, run: RunSummary) -> int:

@@ -6,11 +6,19 @@
 #include "clock.h"
 #include "io.h"
 #include "json.h"
+#include "memory.h"
+#include "taint.h"
 
 static const double burst = 10;
 
-void progress_start(progress *p, double rate, const char *folder) {
-    *p = (progress){.rate = rate, .allowance = burst, .last_ns = taste_now_ns(), .folder = folder};
+void progress_start(progress *p, const options *options) {
+    *p = (progress){
+        .rate = options->report_rate,
+        .allowance = burst,
+        .last_ns = taste_now_ns(),
+        .system_root = options->system_root,
+        .folder = options->run,
+    };
 }
 
 void progress_step_done(progress *p, uint64_t samples, uint64_t elapsed_ns) {
@@ -20,6 +28,10 @@ void progress_step_done(progress *p, uint64_t samples, uint64_t elapsed_ns) {
 
 static double per_second(uint64_t samples, uint64_t ns) {
     return ns > 0 ? (double)samples * 1e9 / (double)ns : 0;
+}
+
+static double progress_seconds(const progress *p) {
+    return (double)p->step_ns * 1e-9;
 }
 
 double progress_samples_per_s(const progress *p) {
@@ -52,22 +64,29 @@ static void keep_step(const char *folder, const progress_step *step, double samp
 void progress_report_step(progress *p, const progress_step *step) {
     if (!may_report(p) && !step->last_of_epoch) return;
     double samples_per_s = per_second(p->samples - p->samples_reported, p->step_ns - p->step_ns_reported);
+    double temperature = taint_temperature_c(p->system_root);
+    uint64_t resident = memory_resident_bytes();
     json_begin("step");
     json_count("step", step->at->step);
     json_real("epoch", step->epoch);
     json_real("loss", step->loss);
     json_real("accuracy", step->labels > 0 ? (double)step->correct / (double)step->labels : NAN);
     json_real("lr", (double)step->rate);
+    if (step->effective > 0) json_count("effective_batch", step->effective);
     json_real("samples_per_s", samples_per_s);
+    json_real("temperature_c", temperature);
+    json_count("rss_bytes", resident);
+    json_real("seconds", progress_seconds(p));
     json_end();
     if (p->folder != NULL) keep_step(p->folder, step, samples_per_s);
     p->samples_reported = p->samples;
     p->step_ns_reported = p->step_ns;
 }
 
-void progress_report_eval(double epoch, const tally *sum) {
+void progress_report_eval(const progress *p, double epoch, const tally *sum) {
     json_begin("eval");
     json_real("epoch", epoch);
+    json_real("seconds", progress_seconds(p));
     json_real("loss", tally_loss(sum));
     json_real("accuracy", tally_accuracy(sum));
     json_count("samples", sum->samples);

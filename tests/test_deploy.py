@@ -165,9 +165,13 @@ def test_the_loop_of_cuts_catches_a_deployment_that_writes_in_place(
 
 def test_the_loop_of_cuts_catches_an_upload_to_the_final_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def send(connection: LocalConnection, source: Path, part: str) -> int:
-        return connection.put(source, part.removesuffix(".part"))
+        final = part.removesuffix(".part")
+        sent = connection.put(source, final)
+        os.chmod(final, 0o755)
+        return sent
 
     monkeypatch.setattr("host_control.deploy._send", send)
+    monkeypatch.setattr("host_control.deploy._settle", lambda *_: None)
     with pytest.raises(AssertionError):
         list(deploy_with_cuts(tmp_path))
 

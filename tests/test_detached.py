@@ -77,7 +77,7 @@ def test_a_run_is_begun_followed_and_ends_with_the_hash_of_an_ordinary_one(
     assert json.loads(lines[-1])["sha256"] == json.loads(plain.stdout.splitlines()[-1])["sha256"]
     assert [json.loads(line)["event"] for line in lines][0] == "plan"
     assert (run.state().status, run.state().exit_code) == ("ended", 0)
-    assert run.progress()["step"] == SHORT and run.record() == {"verb": "train"}
+    assert run.progress()["step"] == SHORT and run.record() == {"verb": "train", "program": command(SHORT)}
     again: list[str] = []
     assert run.follow(again.append).exit_code == 0 and again == lines, "whoever attaches later hears the same"
     run.remove()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from cross.errors import FileError, LinkLostError, TasteError, UsageError
-from host_control.boards.bench import check_exit
+from host_control.boards.bench import check_exit, last_line
 from host_control.connection import SAVE_S, Connection, Lines, RunResult, shell_line
 
 RETRY_S = 300.0
@@ -36,6 +36,9 @@ RECORD, EVENTS, MESSAGES, PROCESS, EXIT, PROGRESS = (
     "exit",
     "progress.json",
 )
+STOPPED, SERVICE = "stopped", "service.sh"
+"""The mark of a run that was stopped on purpose; what a unit calls (host_control.boards.service)."""
+
 _START_S = 60.0
 _POLL_S = (0.1, 1.0)
 _QUIET_S = 10.0
@@ -134,9 +137,9 @@ class DetachedRun:
             if self.state().status == "running":
                 return
             self._check(self.connection.run(["mkdir", "-p", self.folder]))
-            stale = [self.path(name) for name in (EVENTS, MESSAGES, PROCESS, EXIT, PROGRESS)]
+            stale = [self.path(name) for name in (EVENTS, MESSAGES, PROCESS, EXIT, PROGRESS, STOPPED)]
             self._check(self.connection.run(["rm", "-f", *stale]))
-            self._write_record(record)
+            self._write_record({**record, "program": list(command)})
             started = self.connection.run(words, timeout=_START_S)
             check_exit(started, f"beginning run {self.name} on {self.connection.name}")
 
@@ -181,6 +184,7 @@ class DetachedRun:
         def ask() -> None:
             state = self.state()
             if state.status == "running":
+                self.connection.run(["touch", self.path(STOPPED)])
                 self.connection.run(["kill", "-TERM", str(state.pid)])
 
         self.patience.keep_trying(ask)
@@ -193,6 +197,10 @@ class DetachedRun:
                 self.connection.run(["rm", "-rf", self.folder])
 
         self.patience.keep_trying(clear)
+
+    def last_message(self) -> str:
+        """The last line of its stderr, without the `error: ` in front."""
+        return last_line(self._messages()).removeprefix("error: ")
 
     def how_to_attach(self) -> str:
         return (

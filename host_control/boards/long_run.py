@@ -17,6 +17,7 @@ from cross.errors import INTERRUPTED, BusyError, CompatibilityError, LinkLostErr
 from host_control.boards.bench import check_exit
 from host_control.boards.deployed import DeployedBoard
 from host_control.boards.detached import DetachedRun, Patience
+from host_control.boards.service import remove_service
 from host_control.connection import RunResult
 
 OnEvent = Callable[[Mapping[str, Any]], None]
@@ -120,6 +121,7 @@ class LongRun:
     def remove(self) -> None:
         """Remove what it left on the board."""
         if self.board.outlives_link:
+            self.detached.patience.keep_trying(lambda: remove_service(self.detached))
             self.detached.remove()
         else:
             self.board.remove_folder(self.folder)

@@ -6,26 +6,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cross.errors import UsageError
+from cross.errors import INTERRUPTED, UsageError
 from host_control.boards.deployed import DeployedBoard
 from host_control.boards.detached import RunState
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run on a board. `record`: what the host that began it left; `progress`: its last reported step. Both may be empty."""
+    """A run on a board. `record`: what the host that began it left; `progress`: its last reported step. Both may be empty.
+
+    `reason`: the last line that a failed one said.
+    """
 
     name: str
     state: RunState
     record: dict[str, Any]
     progress: dict[str, Any]
+    reason: str = ""
 
     @property
     def status(self) -> str:
         """In one word: running, finished, stopped, failed, or lost."""
         if self.state.status != "ended":
             return self.state.status
-        return {0: "finished", 130: "stopped"}.get(self.state.exit_code or 0, "failed")
+        return {0: "finished", INTERRUPTED: "stopped"}.get(self.state.exit_code or 0, "failed")
 
     def fields(self) -> dict[str, Any]:
         """As `status --json` says it."""
@@ -34,6 +38,7 @@ class RunSummary:
             "verb": self.record.get("verb"),
             "status": self.status,
             "exit_code": self.state.exit_code,
+            "reason": self.reason or None,
             "process": self.state.pid if self.status == "running" else None,
             "host": self.record.get("host"),
             "out": self.record.get("out"),
@@ -49,7 +54,8 @@ def list_runs(board: DeployedBoard) -> list[RunSummary]:
         run = board.detached(name)
         state = run.state() if board.connection.names(run.folder) else RunState("none")
         if state.status != "none":
-            found.append(RunSummary(name, state, run.record(), run.progress()))
+            failed = state.status == "ended" and state.exit_code not in (0, INTERRUPTED)
+            found.append(RunSummary(name, state, run.record(), run.progress(), run.last_message() if failed else ""))
     return found
 
 

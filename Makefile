@@ -16,7 +16,7 @@ PRODUCT := $(VENV)/.product
 TESTING := $(VENV)/.testing
 DEBIAN := $(VENV)/.debian
 
-DEBIAN_PACKAGES := qemu-user clang libclang-rt-dev openssh-server openssh-client dataset-fashion-mnist
+DEBIAN_PACKAGES := qemu-user clang libclang-rt-dev openssh-server openssh-client busybox dataset-fashion-mnist
 
 .DELETE_ON_ERROR:
 .PHONY: help tune check test test-faults test-boards acceptance bench docs lock clean

@@ -98,6 +98,7 @@ NEEDS: Mapping[str, Probe] = {
     "qemu": _programs("qemu-aarch64", "qemu-riscv64", package="qemu-user"),
     "clang": _clang,
     "sshd": _sshd,
+    "busybox": _programs("busybox", package="busybox"),
     "boards": _boards,
     "avx2": _cpu("avx2"),
     "avx512": _cpu("avx512f"),

@@ -267,6 +267,38 @@ def test_a_measurement_that_went_on_is_collected_not_repeated(
     assert code == 0 and len(begun) == 2, "what was collected once is measured anew"
 
 
+def test_a_stream_of_tasks_goes_on_with_its_own_command(
+    relay: Relay,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    built: Callable[..., Path],
+) -> None:
+    folder = built("mlp", host_target(), input_shape=(1, 8, 8), classes=2)
+    monkeypatch.setattr("host_control.verbs.learn.build_imported", lambda *_: (read_build(folder), None))
+    fixed = ("--model", "mlp", "--data", "data.npz", "--tasks", 2, "--buffer", 8, "--batch-size", 4, "--threads", 1)
+    words = ("learn", *fixed, "--seeds", 2, "--passes", 400)
+    code, lines, err = call(capsys, *words, "--out", "uncut")
+    assert (code, err) == (0, "")
+    expected = lines[-1]["settings"]
+    monkeypatch.setattr("host_control.boards.detached.RETRY_S", 0.0)
+    follow = DetachedRun.follow
+
+    def lost(self: DetachedRun, on_line: Any, **limits: Any) -> Any:
+        relay.cut()
+        monkeypatch.setattr(DetachedRun, "follow", follow)
+        return follow(self, on_line, **limits)
+
+    monkeypatch.setattr(DetachedRun, "follow", lost)
+    code, _, err = call(capsys, *words, "--out", "cut")
+    assert code == 17 and "attach --board" in err
+    relay.mend()
+    code, lines, err = call(capsys, "attach")
+    assert (code, err) == (0, "") and lines[-1]["verb"] == "learn" and lines[-1]["out"] == str(tmp_path / "cut")
+    for name in ("name", "updates", "final_average_accuracy", "forgetting"):
+        assert [setting[name] for setting in lines[-1]["settings"]] == [setting[name] for setting in expected]
+
+
 @pytest.mark.parametrize("verb", ["attach", "status", "stop"])
 def test_what_there_is_not_is_one_line(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = call(capsys, verb, "nothing")

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from cross.errors import INTERRUPTED, UsageError
+from cross.errors import INTERRUPTED, BusyError, UsageError
 from host_control.boards.deployed import DeployedBoard
 from host_control.boards.detached import RunState
+
+LOCK = "lock"
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,24 @@ def list_runs(board: DeployedBoard) -> list[RunSummary]:
             failed = state.status == "ended" and state.exit_code not in (0, INTERRUPTED)
             found.append(RunSummary(name, state, run.record(), run.progress(), run.last_message() if failed else ""))
     return found
+
+
+def refuse_where_busy(board: DeployedBoard, folder: Path) -> None:
+    """BusyError (16) where somebody else's run holds the board: said before anything is built, sent or measured.
+
+    A run of the same `folder` of this host is no obstacle: it is collected.
+    """
+    if not board.outlives_link:
+        return
+    holder = re.match(
+        r"(.+) \(process \d+\)$", (board.connection.read(f"{board.runs_folder()}/{LOCK}") or b"").decode().strip()
+    )
+    run = board.detached(holder[1]) if holder else None
+    if holder is None or run is None or run.state().status != "running":
+        return
+    record = run.record()
+    if (record.get("host"), record.get("out")) != (platform.node(), os.path.abspath(folder)):
+        raise BusyError(f"{board.name} is in use by run {holder[0]}. Wait for it, `attach` to it, or `stop` it.")
 
 
 def choose_run(runs: Sequence[RunSummary], name: str | None, board: str, *, running: bool = False) -> RunSummary:

@@ -199,7 +199,10 @@ class _Training:
 
     def _prepare(self, before: dict[str, Any] | None) -> tuple[Built, Choice, TrainOptions]:
         """Build, send, and choose the batch size."""
+        from host_control.boards.runs import refuse_where_busy
+
         args, console = self.args, self.console
+        refuse_where_busy(self.board, self.folder.path)
         facts = None if args.target is not None else self.board.facts()
         target = choose_target(args.target, args.board, facts)
         built, _ = build_imported(self.model, args, target, self.folder.path / "build", console)

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,35 +127,43 @@ def kill_loop(command: list[str], kills: int, longest_s: float, seed: int) -> tu
     return lost, committed
 
 
-def survive(program: Path, packed: Path, folder: Path, kills: int, longest_s: float, emulator: tuple[str, ...]) -> None:
-    """Kills lose nothing that was committed, and the run ends with the hash of one that nobody killed."""
+def survive(
+    program: Path,
+    command_of: Callable[..., list[str]],
+    folder: Path,
+    kills: int,
+    longest_s: float,
+    emulator: tuple[str, ...],
+) -> None:
+    """Kills lose nothing that was committed, and the run ends with the hash of one that nobody killed.
+
+    command_of(steps, *flags): the arguments of a run of so many steps, or of anything that makes it as much longer.
+    """
     folder.mkdir()
     options = ("--checkpoint", folder / "run", "--checkpoint-every", "1steps", "--resume")
     steps = 1
     while True:  # long enough that the kills do not come after its end
-        command = [*emulator, str(program), *train(packed, steps := steps * 8)]
         start = time.monotonic()
-        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        straight = succeed(program, *command_of(steps := steps * 8), emulator=emulator)
         if time.monotonic() - start > longest_s:
             break
-    command = [*emulator, str(program), *train(packed, steps, *options)]
-    lost, committed = kill_loop(command, kills, longest_s, 4)
+    lost, committed = kill_loop([*emulator, str(program), *command_of(steps, *options)], kills, longest_s, 4)
     assert lost == [] and committed > 0
-    done = succeed(program, *train(packed, steps, *options[:3], "1000000steps", "--resume"), emulator=emulator)
-    straight = succeed(program, *train(packed, steps), emulator=emulator)
+    done = succeed(program, *command_of(steps, *options[:3], "1000000steps", "--resume"), emulator=emulator)
     assert of(done, "resume")[0]["step"] >= committed and done[-1]["sha256"] == straight[-1]["sha256"]
 
 
 @pytest.mark.faults
 def test_kills_lose_nothing_that_was_committed(program: Path, packed: Path, tmp_path: Path) -> None:
-    survive(program, packed, tmp_path / "kills", 60, 0.12, ())
+    survive(program, partial(train, packed), tmp_path / "kills", 60, 0.12, ())
 
 
 @pytest.mark.faults
 @pytest.mark.needs("qemu")
 @pytest.mark.parametrize("toolchain", [ARM, RISCV], ids=lambda t: t.name)
 def test_kills_under_qemu(build: Build, toolchain: Toolchain, packed: Path, tmp_path: Path) -> None:
-    survive(build(toolchain, "taste-train"), packed, tmp_path / "kills", 8, 0.8, toolchain.emulator)
+    program = build(toolchain, "taste-train")
+    survive(program, partial(train, packed), tmp_path / "kills", 8, 0.8, toolchain.emulator)
 
 
 @pytest.mark.faults

@@ -208,6 +208,18 @@ def check_runs_on(program: Target | Mapping[str, Any], facts: BoardFacts) -> Non
         )
 
 
+def cpu_fields(target: Target) -> dict[str, str]:
+    """What /proc/cpuinfo says of a core of the CPU that `target` is emulated with: what `parse_probe` reads there."""
+    if target.arch == "aarch64":
+        implementer, part = next(key for key, name in _ARM_CORES.items() if name == target.qemu[1])
+        own = {name: flag for flag, name in _ARM_FEATURES.items() if flag != "neon"}
+        flags = ["fp", *(own.get(name, name) for name in target.features), "evtstrm", "crc32", "cpuid"]
+        return {"Features": " ".join(flags), "CPU implementer": implementer, "CPU part": part}
+    vectors = f"v_zvl{target.vector_bits}b" if "v" in target.features else ""
+    uarch = next((key for key, name in _RISCV_CORES.items() if name == target.cpu), None)
+    return {"isa": f"rv64imafdc{vectors}", **({"uarch": uarch} if uarch else {})}
+
+
 def _check_kernel(facts: BoardFacts) -> None:
     if facts.arch not in _ARCHITECTURES and re.fullmatch(r"arm(v[4-8].*)?|i[3-6]86|riscv32|mips.*|ppc", facts.arch):
         hint = " (Raspberry Pi: arm_64bit=1 in config.txt)" if facts.arch.startswith("arm") else ""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import gzip
 import io
 import lzma
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 from cross.errors import MissingToolError
-from host_control.emulation.packages import SEARCH_PATH
+from host_control.emulation.packages import run_tool
 
 MODULES = ("virtio_pci", "virtio_mmio", "virtio_blk", "virtio_net", "ext4")
 
@@ -40,7 +39,7 @@ def make_boot_files(package: Path, busybox: Path, out: Path) -> str:
     # From Debian 13 on the package has usr/lib alone, and depmod looks in lib.
     if not (package / "lib").exists():
         (package / "lib").symlink_to("usr/lib")
-    subprocess.run(["depmod", "-b", package, version], check=True, env={"PATH": SEARCH_PATH}, capture_output=True)
+    run_tool("depmod", "-b", package, version)
     folder = package / "lib" / "modules" / version
     modules = [folder / path for path in _load_order((folder / "modules.dep").read_text(), MODULES)]
     entries = [(f"modules/{_stem(path)}.ko", _FILE, _content(path)) for path in modules]

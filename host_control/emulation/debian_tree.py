@@ -25,7 +25,7 @@ APPLETS = (
 ).split()
 """Commands that busybox gives where no package does."""
 
-_FOLDERS = "dev proc sys run tmp mnt root/.ssh home/board/.ssh etc/ssh var/empty".split()
+_FOLDERS = "dev proc sys run tmp mnt root/.ssh home/board home/board/.ssh etc/ssh var/empty".split()
 
 _PASSWD = """root:x:0:0:root:/root:/bin/bash
 sshd:x:101:65534::/run/sshd:/usr/sbin/nologin

@@ -6,11 +6,12 @@ import contextlib
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cross.errors import LinkLostError
+from host_control.emulation.packages import TOOL_ENVIRONMENT
 from host_control.emulation.state import end_process, start_of
 
 _READY_S = 240.0
@@ -40,7 +41,7 @@ class Started:
 
 
 @contextlib.contextmanager
-def guarded(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Iterator[Started]:
+def guarded(command: Sequence[str], folder: Path) -> Iterator[Started]:
     """Start `command` in `folder`. It goes on after a block that ends well; otherwise, and if we are killed, it ends."""
     with subprocess.Popen(
         ["sh", "-c", _GUARD, "guard", str(folder / "log"), *command],
@@ -48,7 +49,7 @@ def guarded(command: Sequence[str], folder: Path, environment: Mapping[str, str]
         stdout=subprocess.PIPE,
         text=True,
         cwd=folder,
-        env=dict(environment),
+        env=TOOL_ENVIRONMENT,
         start_new_session=True,
     ) as guard:
         assert guard.stdin is not None and guard.stdout is not None

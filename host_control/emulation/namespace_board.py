@@ -21,7 +21,7 @@ from host_control.emulation.catalogue import EmulatedKind
 from host_control.emulation.control_group import make_group
 from host_control.emulation.face import write_face
 from host_control.emulation.launch import Started, guarded, wait_for_ssh
-from host_control.emulation.packages import SEARCH_PATH, binfmt_file
+from host_control.emulation.packages import TOOL_ENVIRONMENT, binfmt_file, run_tool
 from host_control.emulation.state import Running, boot_id, write_board
 
 _NETWORK = "10.77"
@@ -75,7 +75,7 @@ def check_rights(board: EmulatedKind) -> None:
     if os.geteuid() != 0:
         raise MissingToolError(f"{board.name} needs root: it mounts, and makes network namespaces. {instead}.")
     command = ["unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "true"]
-    tried = subprocess.run(command, capture_output=True, text=True, check=False, env=_environment())
+    tried = subprocess.run(command, capture_output=True, text=True, check=False, env=TOOL_ENVIRONMENT)
     if tried.returncode != 0:
         raise MissingToolError(f"root may not make namespaces here ({' '.join(tried.stderr.split())}). {instead}.")
 
@@ -87,7 +87,7 @@ def start_namespaces(
     check_rights(board)
     report("unpacking", 0, 2)
     (folder / "root").mkdir()
-    subprocess.run(["tar", "-C", folder / "root", "-xf", image / "root.tar"], check=True)
+    run_tool("tar", "-C", folder / "root", "-xf", image / "root.tar")
     write_face(folder / "face", board.target, min(board.target.cores, os.cpu_count() or 1))
     register(binfmt_file(board))
     interface = f"taste-{uuid.uuid4().hex[:8]}"
@@ -96,7 +96,7 @@ def start_namespaces(
     (folder / "group").write_text(str(group or ""))
     report("starting", 1, 2)
     arguments = [str(group or ""), _INSIDE, str(folder), board.name, board.cpu]
-    with guarded(["sh", "-c", _OUTSIDE, "board", *arguments], folder, _environment()) as process:
+    with guarded(["sh", "-c", _OUTSIDE, "board", *arguments], folder) as process:
         address = _connect(board.name, process, interface)
         wait_for_ssh(board.name, address, 22, lambda: process.alive, folder / "log")
         running = Running(
@@ -110,7 +110,7 @@ def start_namespaces(
 
 def set_cable(running: Running, up: bool) -> None:
     """Pull the board's cable, or put it back."""
-    _ip("link", "set", running.interface, "up" if up else "down")
+    run_tool("ip", "link", "set", running.interface, "up" if up else "down")
 
 
 def _connect(name: str, process: Started, interface: str) -> str:
@@ -124,12 +124,12 @@ def _connect(name: str, process: Started, interface: str) -> str:
     with _NETWORKS_LOCK.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         number = _free_network()
-        _ip("link", "add", interface, "type", "veth", "peer", "name", "eth0", "netns", str(child))
-        _ip("address", "add", f"{_NETWORK}.{number}.1/24", "dev", interface)
-        _ip("link", "set", interface, "up")
-    inside = ["nsenter", "--net", "--target", str(child), "ip"]
+        run_tool("ip", "link", "add", interface, "type", "veth", "peer", "name", "eth0", "netns", str(child))
+        run_tool("ip", "address", "add", f"{_NETWORK}.{number}.1/24", "dev", interface)
+        run_tool("ip", "link", "set", interface, "up")
+    inside = ("nsenter", "--net", "--target", str(child), "ip")
     for words in (["address", "add", f"{_NETWORK}.{number}.2/24", "dev", "eth0"], ["link", "set", "eth0", "up"]):
-        subprocess.run([*inside, *words], check=True, env=_environment())
+        run_tool(*inside, *words)
     return f"{_NETWORK}.{number}.2"
 
 
@@ -149,19 +149,9 @@ def _same_network(pid: int) -> bool:
 
 
 def _free_network() -> int:
-    shown = subprocess.run(["ip", "-j", "address"], capture_output=True, text=True, check=True, env=_environment())
-    taken = {entry["local"] for link in json.loads(shown.stdout) for entry in link.get("addr_info", ())}
+    shown = run_tool("ip", "-j", "address")
+    taken = {entry["local"] for link in json.loads(shown) for entry in link.get("addr_info", ())}
     free = [number for number in range(1, 255) if f"{_NETWORK}.{number}.1" not in taken]
     if not free:
         raise LinkLostError(f"all networks {_NETWORK}.1 to {_NETWORK}.254 are in use. End some boards.")
     return free[0]
-
-
-def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False, env=_environment())
-    if done.returncode != 0:
-        raise LinkLostError(f"`ip {' '.join(words)}` failed: {done.stderr.strip()}. Is the module veth there?")
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PATH": SEARCH_PATH}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
-from cross.errors import MissingToolError
+from cross.errors import FileError, MissingToolError
 from host_control.emulation.catalogue import EmulatedKind
 
 SEARCH_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
 """An ordinary user's PATH lacks the folders of mke2fs and depmod."""
+
+TOOL_ENVIRONMENT = {**os.environ, "PATH": SEARCH_PATH}
 
 _BUILD = {
     "mmdebstrap": "mmdebstrap",
@@ -49,3 +52,22 @@ def check_packages(board: EmulatedKind, *, build: bool) -> None:
             f"{board.name} needs Debian packages that are not installed. "
             f"As root: apt-get install --no-install-recommends {' '.join(sorted(missing))}"
         )
+
+
+def run_tool(*words: str | Path) -> str:
+    """Run a program that cannot fail on good days; what it printed. FileError (12) with what it said otherwise."""
+    done = subprocess.run(
+        words,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        check=False,
+        env=TOOL_ENVIRONMENT,
+    )
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise FileError(
+            f"`{' '.join(str(word) for word in words[:4])} ...` failed: {said}. Check space and permissions."
+        )
+    return done.stdout

@@ -23,7 +23,7 @@ from host_control.connection import tied_arguments
 from host_control.emulation.boot_files import INIT, MODULES, make_boot_files
 from host_control.emulation.debian_tree import APPLETS, PACKAGES, Keys, pack_overlay
 from host_control.emulation.image_cache import cached, images_folder, remove_tree
-from host_control.emulation.packages import SEARCH_PATH
+from host_control.emulation.packages import TOOL_ENVIRONMENT, run_tool
 
 Report = Callable[[str, int, int], None]
 
@@ -108,15 +108,14 @@ def make_image(architecture: str, packages: tuple[str, ...], report: Report) -> 
 
 def _make_keys(part: Path) -> Keys:
     for name in ("id", "host"):
-        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "taste-edge board", "-f", str(part / name)]
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+        run_tool("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "taste-edge board", "-f", part / name)
     texts = ((part / name).read_text() for name in ("id.pub", "host", "host.pub"))
     return Keys(*texts)
 
 
 def _unpack_kernel(part: Path) -> str:
     package = next((part / "kernel").glob("*.deb"))
-    subprocess.run(["dpkg-deb", "-x", package, part / "kernel"], check=True)
+    run_tool("dpkg-deb", "-x", package, part / "kernel")
     return make_boot_files(part / "kernel", part / "busybox", part)
 
 
@@ -131,8 +130,7 @@ def _run_mmdebstrap(architecture: str, packages: tuple[str, ...], part: Path, re
     command += [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale")]
     command += [SUITE, str(part / "tmp" / "root"), _find_mirror()]
     environment = {
-        **os.environ,
-        "PATH": SEARCH_PATH,
+        **TOOL_ENVIRONMENT,
         "TMPDIR": str(part / "tmp"),
         "TASTE_PART": str(part),
         "TASTE_HOOK": _HOOK,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 from cross.errors import FileError
 from host_control.emulation.catalogue import EmulatedKind
 from host_control.emulation.launch import guarded, wait_for_ssh
-from host_control.emulation.packages import SEARCH_PATH
+from host_control.emulation.packages import run_tool
 from host_control.emulation.qmp import SOCKET, ask_monitor
 from host_control.emulation.state import Running, boot_id, write_board
 
@@ -36,19 +35,17 @@ def start_machine(
     board: EmulatedKind, image: Path, folder: Path, settings: MachineSettings, report: Callable[[str, int, int], None]
 ) -> Running:
     """Start the machine in `folder`, from its snapshot where there is one; returns when SSH answers."""
-    environment = {**os.environ, "PATH": SEARCH_PATH}
     machine = _machine_arguments(board, settings)
     snapshot = image / f"snapshot-{_snapshot_key(board, machine)}.qcow2"
     disk, resumed = folder / "disk.qcow2", snapshot.exists()
     if resumed:
-        subprocess.run(["cp", "--sparse=always", snapshot, disk], check=True)
+        run_tool("cp", "--sparse=always", snapshot, disk)
     else:
-        command = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", image / "root.ext4", disk]
-        subprocess.run(command, check=True, env=environment)
+        run_tool("qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", image / "root.ext4", disk)
     port = _free_port()
     command = [*machine, *_device_arguments(board, image, port), *(["-loadvm", _SNAPSHOT] if resumed else [])]
     report("resuming" if resumed else "first boot", 0, 1)
-    with guarded(command, folder, environment) as process:
+    with guarded(command, folder) as process:
         wait_for_ssh(board.name, _ADDRESS, port, lambda: process.alive, folder / "log")
         if not resumed:
             report("snapshot", 0, 1)
@@ -89,9 +86,7 @@ def _device_arguments(board: EmulatedKind, image: Path, port: int) -> list[str]:
 
 def _snapshot_key(board: EmulatedKind, machine: list[str]) -> str:
     program, _ = _PROGRAMS[board.architecture]
-    version = subprocess.run(
-        [program, "--version"], capture_output=True, text=True, check=True, env={**os.environ, "PATH": SEARCH_PATH}
-    ).stdout
+    version = run_tool(program, "--version")
     return hashlib.sha256(repr((machine, version, _device_arguments(board, Path(), 0))).encode()).hexdigest()[:16]
 
 
@@ -108,7 +103,7 @@ def _keep_snapshot(folder: Path, snapshot: Path) -> None:
         # The running machine goes on writing to the disk: no byte of the snapshot changes by that, but a table might
         # while it is copied.
         ask_monitor(folder, "stop")
-        subprocess.run(["cp", "--sparse=always", folder / "disk.qcow2", part], check=True)
+        run_tool("cp", "--sparse=always", folder / "disk.qcow2", part)
         part.rename(snapshot)
     finally:
         part.unlink(missing_ok=True)

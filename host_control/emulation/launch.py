@@ -6,7 +6,7 @@ import contextlib
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,14 +66,16 @@ def guarded(command: Sequence[str], folder: Path) -> Iterator[Started]:
                 guard.stdin.close()
 
 
-def wait_for_ssh(name: str, host: str, port: int, alive: Callable[[], bool], log: Path) -> None:
-    """Return once an SSH server greets there; LinkLostError (17) with the last lines of `log` where none will."""
+def wait_for_ssh(name: str, host: str, port: int, process: Started, *logs: Path) -> None:
+    """Return once an SSH server greets there; LinkLostError (17) with the last lines of the logs where none will."""
     until = time.monotonic() + _READY_S
     while not _greets(host, port):
-        if not alive():
-            raise LinkLostError(f"{name} ended before its SSH server answered: {_tail(log)}")
+        if not process.alive:
+            raise LinkLostError(f"{name} ended before its SSH server answered: {_tail(process.log, *logs)}")
         if time.monotonic() > until:
-            raise LinkLostError(f"no SSH server answered on {name} within {_READY_S:.0f} s: {_tail(log)}")
+            raise LinkLostError(
+                f"no SSH server answered on {name} within {_READY_S:.0f} s: {_tail(process.log, *logs)}"
+            )
         time.sleep(0.1)
 
 
@@ -85,9 +87,7 @@ def _greets(host: str, port: int) -> bool:
         return False
 
 
-def _tail(log: Path) -> str:
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    return " / ".join(line.strip() for line in lines[-3:] if line.strip()) or "it said nothing"
+def _tail(*logs: Path) -> str:
+    texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs if log.exists()]
+    lines = [line.strip() for text in texts for line in text.splitlines()[-3:] if line.strip()]
+    return " / ".join(lines) or "it said nothing"

@@ -98,7 +98,7 @@ def start_namespaces(
     arguments = [str(group or ""), _INSIDE, str(folder), board.name, board.cpu]
     with guarded(["sh", "-c", _OUTSIDE, "board", *arguments], folder) as process:
         address = _connect(board.name, process, interface)
-        wait_for_ssh(board.name, address, 22, lambda: process.alive, folder / "log")
+        wait_for_ssh(board.name, address, 22, process)
         running = Running(
             *(board.name, address, 22, process.pid, process.started, boot_id(), str(image), interface),
             str(group or ""),

@@ -1,7 +1,7 @@
 """What is up: one folder a board, with what is needed to reach it and to end it.
 
     board.json   Running        ssh_config, id, known_hosts   for `ssh -F .../ssh_config NAME` and for --board NAME
-    log          what QEMU or the board's sshd said           further files are the kind's own
+    log          what QEMU or the board's sshd said           console     what a -vm's kernel said
 
 The folder is `$XDG_STATE_HOME/taste-edge/boards/NAME` (default `~/.local/state`). A process is known by its number, its
 start and the boot of this machine, so that a number which another program has by now is never mistaken for a board.

@@ -19,6 +19,7 @@ from host_control.emulation.state import Running, boot_id, write_board
 DEFAULT_MEMORY_BYTES = 512 << 20
 _ADDRESS = "127.0.0.1"
 _CORES = 2
+CONSOLE = "console"
 _SNAPSHOT = "ready"
 _PROGRAMS = {"arm64": ("qemu-system-aarch64", "ttyAMA0"), "riscv64": ("qemu-system-riscv64", "ttyS0")}
 
@@ -46,7 +47,7 @@ def start_machine(
     command = [*machine, *_device_arguments(board, image, port), *(["-loadvm", _SNAPSHOT] if resumed else [])]
     report("resuming" if resumed else "first boot", 0, 1)
     with guarded(command, folder) as process:
-        wait_for_ssh(board.name, _ADDRESS, port, lambda: process.alive, folder / "log")
+        wait_for_ssh(board.name, _ADDRESS, port, process, folder / CONSOLE)
         if not resumed:
             report("snapshot", 0, 1)
             _keep_snapshot(folder, snapshot)
@@ -79,7 +80,7 @@ def _device_arguments(board: EmulatedKind, image: Path, port: int) -> list[str]:
         *("-append", f"console={console} quiet panic=-1"),
         *("-drive", "if=none,id=d0,file=disk.qcow2,format=qcow2,cache=unsafe", "-device", "virtio-blk-pci,drive=d0"),
         *("-netdev", network, "-device", "virtio-net-pci,netdev=n0,romfile="),
-        *("-device", "virtio-rng-pci", "-display", "none", "-serial", "stdio", "-monitor", "none"),
+        *("-device", "virtio-rng-pci", "-display", "none", "-serial", f"file:{CONSOLE}", "-monitor", "none"),
         *("-qmp", f"unix:{SOCKET},server=on,wait=off"),
     ]
 

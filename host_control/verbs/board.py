@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from dataclasses import asdict
+from typing import Any
 
 from cross.errors import UsageError
 from host_control.console import Console
@@ -60,7 +61,7 @@ def _list(_args: argparse.Namespace, console: Console) -> int:
         for target in targets.values()
     ]
     console.table(columns, rows)
-    emulated = []
+    emulated: list[dict[str, Any]] = []
     for board in load_catalogue().values():
         running = recorded.get(board.name)
         state = "down" if running is None else "up" if running.alive else "died"

@@ -16,7 +16,7 @@ from tests.native_builds import Toolchain, build_main
 from tests.needs import NEEDS, data_folder, unmet
 
 _ROOT = Path(__file__).resolve().parent.parent
-_BOARD_NEEDS = frozenset({"boards", "vm-boards", "netns-boards"})
+_BOARD_NEEDS = frozenset({"boards", "vm-boards", "netns-boards", "buildah"})
 _REQUIRED = pytest.StashKey[frozenset[str]]()
 
 # A shared two-core machine stalls at any time: a deadline a case would only measure that.

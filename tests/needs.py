@@ -78,6 +78,12 @@ def _boards() -> str | None:
     return NEEDS["qemu"]() or _sshd()
 
 
+def _buildah() -> str | None:
+    if os.geteuid() != 0:
+        return "images are built as root"
+    return _programs("buildah", "mmdebstrap", package="buildah and mmdebstrap")()
+
+
 def _emulated(board: str) -> Probe:
     """What `board up` itself finds missing, packages for an image included."""
 
@@ -119,6 +125,7 @@ NEEDS: Mapping[str, Probe] = {
     "clang": _clang,
     "sshd": _sshd,
     "boards": _boards,
+    "buildah": _buildah,
     "vm-boards": lambda: _emulated("rpi4-vm")() or _emulated("bpi-f3-vm")(),
     "netns-boards": lambda: _emulated("rpi4-netns")() or _emulated("bpi-f3-netns")(),
     "avx2": _cpu("avx2"),

@@ -128,7 +128,7 @@ def _run_mmdebstrap(architecture: str, packages: tuple[str, ...], part: Path, re
     # Nothing foreign is run and nothing mounted: whatever stops this leaves plain files.
     command += ["--skip=check/qemu,chroot/mount,output/dev", "--extract-hook", 'sh -c "$TASTE_HOOK" hook "$1"']
     command += [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("doc", "man", "locale")]
-    command += [SUITE, str(part / "tmp" / "root"), _find_mirror()]
+    command += [SUITE, str(part / "tmp" / "root"), find_mirror()]
     environment = {
         **TOOL_ENVIRONMENT,
         "TMPDIR": str(part / "tmp"),
@@ -165,7 +165,7 @@ def _run_mmdebstrap(architecture: str, packages: tuple[str, ...], part: Path, re
         )
 
 
-def _find_mirror() -> str:
+def find_mirror() -> str:
     """The mirror that this machine's apt takes Debian from, or Debian's own."""
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
     try:

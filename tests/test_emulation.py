@@ -22,7 +22,7 @@ from cross.target import find_target
 from host_control.boards import open_board
 from host_control.cli import main
 from host_control.emulation import lifecycle, namespace_board, packages
-from host_control.emulation.boot_files import _load_order, pack_cpio
+from host_control.emulation.boot_files import load_order, pack_cpio
 from host_control.emulation.catalogue import EmulatedKind, find_emulated, load_catalogue
 from host_control.emulation.control_group import make_group, remove_group
 from host_control.emulation.debian_tree import USER_ID, Keys, pack_overlay
@@ -139,10 +139,9 @@ def test_a_cpio_archive_is_what_cpio_says_it_is() -> None:
     }
 
 
-def test_modules_are_loaded_after_what_they_need() -> None:
-    table = "k/ext4.ko.xz: k/jbd2.ko.xz k/crc16.ko.xz\nk/jbd2.ko.xz:\nk/crc16.ko.xz:\nk/virtio-net.ko: k/failover.ko\nk/failover.ko:\n"
-    order = _load_order(table, ("virtio_net", "ext4", "built_in"))
-    assert order == ["k/failover.ko", "k/virtio-net.ko", "k/crc16.ko.xz", "k/jbd2.ko.xz", "k/ext4.ko.xz"]
+def test_modules_are_loaded_in_the_order_of_modprobe() -> None:
+    shown = "insmod /k/crc16.ko.xz \ninsmod /k/ext4.ko.xz opt=1\nbuiltin virtio_pci\n\ninsmod /k/crc16.ko.xz \n"
+    assert load_order(shown) == [Path("/k/crc16.ko.xz"), Path("/k/ext4.ko.xz")]
 
 
 def test_the_overlay_keeps_secrets_to_their_owners() -> None:

@@ -5,24 +5,27 @@ from __future__ import annotations
 import gzip
 import io
 import lzma
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 from cross.errors import MissingToolError
-from host_control.emulation.packages import run_tool
+from host_control.emulation.packages import TOOL_ENVIRONMENT, run_tool
 
 MODULES = ("virtio_pci", "virtio_mmio", "virtio_blk", "virtio_net", "ext4")
 
 INIT = """#!/bin/busybox sh
 /bin/busybox mount -t devtmpfs dev /dev
+exec >/dev/console 2>&1
 while read -r module; do /bin/busybox insmod "/modules/$module"; done </order
 tries=0
 until [ -b /dev/vda ]; do
     tries=$((tries + 1))
-    [ $tries -gt 100 ] && { echo "no root disk"; /bin/busybox poweroff -f; }
+    [ $tries -gt 100 ] && { echo "there is no root disk"; /bin/busybox poweroff -f; }
     /bin/busybox sleep 0.1
 done
-/bin/busybox mount -t ext4 -o rw,noatime /dev/vda /mnt && /bin/busybox mount --move /dev /mnt/dev
+/bin/busybox mount -t ext4 -o rw,noatime /dev/vda /mnt || { echo "the root disk cannot be mounted"; /bin/busybox poweroff -f; }
+/bin/busybox mount --move /dev /mnt/dev
 exec /bin/busybox switch_root /mnt /sbin/init
 """
 
@@ -40,8 +43,7 @@ def make_boot_files(package: Path, busybox: Path, out: Path) -> str:
     if not (package / "lib").exists():
         (package / "lib").symlink_to("usr/lib")
     run_tool("depmod", "-b", package, version)
-    folder = package / "lib" / "modules" / version
-    modules = [folder / path for path in _load_order((folder / "modules.dep").read_text(), MODULES)]
+    modules = _load_order(package, version, MODULES)
     entries = [(f"modules/{_stem(path)}.ko", _FILE, _content(path)) for path in modules]
     entries += [
         ("init", _FILE, INIT.encode()),
@@ -53,16 +55,21 @@ def make_boot_files(package: Path, busybox: Path, out: Path) -> str:
     return version
 
 
-def _load_order(dependencies: str, wanted: Iterable[str]) -> list[str]:
-    """Module files in the order to load them, from modules.dep; what is not there is built in."""
-    table = dict(line.split(":", 1) for line in dependencies.splitlines() if ":" in line)
-    paths = {_stem(Path(path)): path for path in table}
-    order: list[str] = []
+def _load_order(package: Path, version: str, wanted: Iterable[str]) -> list[Path]:
+    """Module files in the order to load them, as modprobe would: it knows of weak dependencies too (ext4 needs a crc32c)."""
+    shown = ""
     for name in wanted:
-        if name in paths:
-            # A line lists a module's dependencies, the nearest first.
-            order += [path for path in (*reversed(table[paths[name]].split()), paths[name]) if path not in order]
-    return order
+        command = ["modprobe", "-d", package, "-S", version, "--show-depends", name]
+        # What is neither a module nor built in is another machine's bus.
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=TOOL_ENVIRONMENT)
+        shown += done.stdout
+    return load_order(shown)
+
+
+def load_order(shown: str) -> list[Path]:
+    """The files of `insmod` lines, each once; lines of built-in modules name none."""
+    words = [line.split() for line in shown.splitlines()]
+    return list(dict.fromkeys(Path(line[1]) for line in words if line[:1] == ["insmod"]))
 
 
 def _stem(path: Path) -> str:

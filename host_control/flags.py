@@ -184,7 +184,8 @@ def add_board_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--board",
         default="local",
-        help="local, an SSH host or alias, emulated:TARGET, or recorded:FILE.json (default: local)",
+        help="local, an SSH host or alias, an emulated board that is up, emulated:TARGET, or recorded:FILE.json "
+        "(default: local)",
     )
     group.add_argument("--remote-dir", metavar="DIR", help="folder on the board (default: ~/.local/share/taste-edge)")
     group.add_argument("--accept-new", action="store_true", help="record the host key of a host that is not known yet")

@@ -169,6 +169,7 @@ def _step_of(work: Work, target: Target, command: list[str], plugin: Path, scrat
         words = [*command, str(steps)]
         out = scratch / "counts.txt"
         runs.append(count(target, words, plugin, out, caches=work.caches, limit_s=work.limit_s, **options))
+        _say(f"{runs[-1].instructions:,} instructions")
     return runs[0] - runs[1]
 
 

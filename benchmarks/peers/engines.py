@@ -58,8 +58,6 @@ def missing(peer: str) -> str | None:
     if not _has(_python(peer), package):
         remedy = "make bench" if package == "torch" else "make peers"
         return f"it needs the Python package {package}. Run `{remedy}`, or leave it out of --peers."
-    if peer == "ort" and not _has(sys.executable, "torch"):
-        return "its model is exported by PyTorch, which is not installed. Run `make bench`, or leave it out of --peers."
     return None
 
 
@@ -157,14 +155,15 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> Row:
 
 
 def _ort_artifacts(work: Work) -> Path:
-    """ONNX Runtime's training artifacts, made once: PyTorch exports the model, ONNX Runtime adds the backward pass."""
+    """ONNX Runtime's training artifacts, made once: PyTorch exports the model (ONNX Runtime training needs it beside
+    itself anyway), ONNX Runtime adds the backward pass."""
     folder = FOLDER / f"{work.name}-ort"
     if (folder / "optimizer_model.onnx").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
     model = folder / "model.onnx"
     print(f"exporting {work.model} for ONNX Runtime", file=sys.stderr, flush=True)
-    exported = _run([sys.executable, str(WORKERS / "torch_worker.py"), *_flags(work), "--export", str(model)], {})
+    exported = _run([_python("ort"), str(WORKERS / "torch_worker.py"), *_flags(work), "--export", str(model)], {})
     if "error" not in exported:
         model.with_suffix(".json").write_text(json.dumps(exported), encoding="utf-8")
         prepare = ["--folder", str(folder), "--prepare", str(model)]

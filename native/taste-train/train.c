@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "control.h"
 #include "error.h"
 #include "json.h"
 #include "memory.h"
@@ -56,7 +57,8 @@ static taste_status stop_early(training *run, taste_error *error) {
 static taste_status steps(training *run, taste_error *error) {
     while (run->at.step < run->schedule.steps) {
         if (trainer_interrupted) return stop_early(run, error);
-        taste_status status = training_step(run, error);
+        taste_status status = control_apply(run, error);
+        if (status == TASTE_STATUS_OK) status = training_step(run, error);
         if (status != TASTE_STATUS_OK) return at_step(run->at.step + 1, status, error);
         if (is_time_to_evaluate(run)) status = evaluate_test(run, error);
         if (status == TASTE_STATUS_OK && run->at.step < run->schedule.steps) status = training_save_if_due(run, error);
@@ -71,7 +73,7 @@ static void report(const training *run, const char *sha256_text) {
     json_text("verb", "train");
     json_real("epochs", training_epochs(run));
     json_count("steps", run->at.step);
-    json_count("batch_size", run->t->batch_size);
+    json_count("batch_size", run->batches.batch_size);
     json_count("effective_batch", run->batches.effective);
     json_real("loss", run->loss);
     json_real("first_loss", run->first_loss);

@@ -97,10 +97,15 @@ class DeployedBoard:
 
     def measure(self, point: OperatingPoint) -> Counters:
         """Run `taste-train bench` for one point, a process of its own; raises what its exit code stands for."""
+        return self.bench(point)[0]
+
+    def bench(self, point: OperatingPoint) -> tuple[Counters, str]:
+        """The same, with everything that the program printed."""
         arguments = bench_arguments(point, self.settings)
         emulated = True if self._emulated or (self._facts is not None and self._facts.emulated) else None
         limit = bench_limit_s(point, self.settings, bool(emulated))
-        return read_bench(self.run_program(arguments, timeout=limit), point, self.name, emulated=emulated)
+        result = self.run_program(arguments, timeout=limit)
+        return read_bench(result, point, self.name, emulated=emulated), result.stdout
 
     def run_program(self, arguments: list[str], *, timeout: float) -> RunResult:
         """Run the deployed taste-train to its end; it is ended when this side goes away."""

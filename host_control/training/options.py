@@ -23,7 +23,7 @@ class TrainOptions:
     """Everything that decides a run beside model, data and binary; every value is resolved.
 
     `epochs` may be a fraction, `steps` (0: epochs count) are optimizer steps; `warmup` is a share of all steps;
-    `eval_every` counts epochs (0: only at the end); `grad_clip` 0 means none.
+    `eval_every` counts epochs (0: only at the end); `grad_clip` 0 means none; `frequency` is in kHz (None: unchanged).
     """
 
     epochs: float
@@ -53,6 +53,7 @@ class TrainOptions:
     threads: int | None
     cores: tuple[int, ...] | None
     memory: int | None
+    frequency: int | None = None
 
     def arguments(self) -> list[str]:
         """Flags of `taste-train train`."""
@@ -173,6 +174,7 @@ def resolve_options(args: argparse.Namespace, model: Model, samples: int, batch_
         threads=args.threads,
         cores=args.cores,
         memory=args.memory,
+        frequency=getattr(args, "frequency", None),
     )
 
 

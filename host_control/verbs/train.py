@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from cross.graph import Model
     from host_control.boards import DeployedBoard
     from host_control.data import PackedDataSet
+    from host_control.training.board_run import Steering
+
+    Steer = Callable[[DeployedBoard, TrainOptions, int], Steering]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,15 +59,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_flags(parser, required=True)
     add_training_flags(parser)
     add_board_flags(parser)
-    add_running_flags(parser, measuring=False)
+    add_running_flags(parser, measuring=False, frequency=True)
     parser.add_argument(
         "--resume", action="store_true", help="go on with the run in --out, or the newest unfinished one"
     )
     parser.add_argument("--dry-run", action="store_true", help="print batches, updates and learning rates, and end")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Pack, build, choose the batch size, send, train, fetch; interrupted, it goes on from the board's checkpoint."""
+def run(args: argparse.Namespace, steer: Steer | None = None) -> int:
+    """Pack, build, choose the batch size, send, train, fetch; interrupted, it goes on from the board's checkpoint.
+
+    `steer` makes what moves the run to other operating points, of the board, the options and the least rows of a step.
+    """
     console = Console(args.json)
     if args.dry_run:
         return _dry_run(args, console)
@@ -77,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         # Flags that do not fit together are said before anything is built or measured.
         resolve_options(args, model, data.train.samples, args.batch_size if isinstance(args.batch_size, int) else 1)
         with opened_board(args) as board:
-            return _Training(args, console, folder, deployed(board), data, model).run(before)
+            return _Training(args, console, folder, deployed(board), data, model, steer).run(before)
 
 
 def _dry_run(args: argparse.Namespace, console: Console) -> int:
@@ -114,6 +120,7 @@ class _Training:
     board: DeployedBoard
     data: PackedDataSet
     model: Model
+    steer: Steer | None = None
 
     def run(self, before: dict[str, Any] | None) -> int:
         """`before`: options.json of the run that goes on."""
@@ -200,7 +207,8 @@ class _Training:
 
         seeded = self.args.model in ZOO and self.args.weights is None
         weights = None if seeded else built.folder / "weights.safetensors"
-        run = BoardRun(self.board, name_on_board(self.folder.path), options, self.data, weights, goes_on)
+        steering = self.steer(self.board, options, built.minimum_batch) if self.steer is not None else None
+        run = BoardRun(self.board, name_on_board(self.folder.path), options, self.data, weights, goes_on, steering)
         metrics = Metrics(self.folder.path)
         try:
             with self.console.live() as region:

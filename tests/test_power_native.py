@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from device_runtime.errors import DeviceError
+from device_runtime.monitor import Monitor
 from tests import board_tree
 from tests.native_builds import CLASSES, HOST
 from tests.packed_data import pack
@@ -277,3 +279,51 @@ def test_a_control_file_moves_the_operating_point_between_two_steps(program: Pat
     assert [losses[step] for step in sorted(straight)[:40]] == pytest.approx(
         [straight[step] for step in sorted(straight)[:40]], rel=1e-4
     )
+
+
+# The same from Python on the board
+
+
+@pytest.mark.parametrize(
+    "board",
+    [
+        board_tree.jetson_nano,
+        board_tree.jetson_orin,
+        board_tree.hwmon_power,
+        board_tree.raspberry_pi_5,
+        board_tree.raspberry_pi_4,
+        board_tree.cpufreq,
+        lambda root: root,
+    ],
+)
+def test_the_monitor_in_python_reads_what_the_program_reads(
+    program: Path, tmp_path: Path, board: Callable[[Path], Path]
+) -> None:
+    samples, result = watched(program, board(tmp_path))
+    monitor = Monitor(tmp_path)
+    reading = monitor.read()
+    assert monitor.power_source == result["source"]
+    for name in ("watts", "temperature_c", "frequency_khz", "throttle_bits"):
+        theirs = samples[-1][name]
+        assert getattr(reading, name) == (theirs if theirs is None else pytest.approx(theirs)), name
+
+
+def test_the_monitor_reads_memory_and_load_and_counts_energy(tmp_path: Path) -> None:
+    board_tree.rapl(tmp_path, microjoules=2**38 - 20_000)
+    board_tree.write(
+        tmp_path, {"proc/loadavg": "1.25 0.9 0.5 2/100 77", "proc/meminfo": "MemTotal:  2048 kB\nMemAvailable: 512 kB"}
+    )
+    monitor = Monitor(tmp_path)
+    first = monitor.read()
+    assert (first.load, first.memory_total_bytes, first.memory_available_bytes) == (1.25, 2 << 20, 512 << 10)
+    assert first.watts is None and monitor.power_source == "rapl" and first.throttle_bits is None
+    file = tmp_path / "sys/class/powercap/intel-rapl:0/energy_uj"
+    file.write_text("30000\n")
+    second = monitor.read()
+    assert second.watts == pytest.approx(0.05 / (second.t_s - first.t_s), rel=0.5)
+    for text, words in (("volts", "holds 'volts'"), ("", "cannot be read")):
+        file.write_text(text)
+        with pytest.raises(DeviceError, match=words) as raised:
+            monitor.read()
+        assert raised.value.exit_code == 12
+    assert Monitor().read().memory_total_bytes

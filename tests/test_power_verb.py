@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,15 +29,9 @@ def board(tmp_path: Path) -> Path:
 @pytest.fixture
 def build(built: Callable[..., Path], board: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """mlp for images of 1 x 8 x 8; its program sees the tree in place of this machine's /proc and /sys."""
-    real = built("mlp", host_target(), input_shape=(1, 8, 8), classes=2)
+    real = built("mlp", host_target(), input_shape=(1, 8, 8), classes=3)
     folder = tmp_path / "wrapped"
-    folder.mkdir()
-    program = folder / "taste-train"
-    program.write_text(f'#!/bin/sh\nexec "{real / "taste-train"}" "$@" --system-root "{board}"\n')
-    program.chmod(0o755)
-    manifest = json.loads((real / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    (folder / "weights.safetensors").write_bytes((real / "weights.safetensors").read_bytes())
+    manifest = wrap(real, folder, board)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TASTE_CACHE", str(tmp_path / "cache"))
     for module in ("verbs.train", "power.proxy_run"):
@@ -44,14 +39,27 @@ def build(built: Callable[..., Path], board: Path, tmp_path: Path, monkeypatch: 
     return folder
 
 
+def wrap(real: Path, folder: Path, root: Path) -> dict[str, Any]:
+    """A build whose program is started with --system-root; its manifest."""
+    folder.mkdir(exist_ok=True)
+    program = folder / "taste-train"
+    program.write_text(f'#!/bin/sh\nexec "{real / "taste-train"}" "$@" --system-root "{root}"\n')
+    program.chmod(0o755)
+    manifest: dict[str, Any] = json.loads((real / "manifest.json").read_text())
+    manifest["files"]["taste-train"]["sha256"] = hashlib.sha256(program.read_bytes()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "weights.safetensors").write_bytes((real / "weights.safetensors").read_bytes())
+    return manifest
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """320 images in two classes that a small network tells apart, 64 to test on."""
+    """320 images in three classes that a small network tells apart, 64 to test on."""
     rng = np.random.default_rng(0)
-    y = np.arange(384) % 2
-    x = (rng.integers(0, 120, (384, 8, 8)) + y[:, None, None] * rng.integers(0, 90, (8, 8))).astype(np.uint8)
+    y = np.arange(384) % 3
+    x = (rng.integers(0, 120, (384, 8, 8)) + rng.integers(0, 130, (3, 8, 8))[y]).astype(np.uint8)
     file = tmp_path / "data.npz"
-    np.savez(file, x_train=x[:320], y_train=y[:320], x_test=x[320:], y_test=y[320:], classes=np.array(["a", "b"]))
+    np.savez(file, x_train=x[:320], y_train=y[:320], x_test=x[320:], y_test=y[320:], classes=np.array(["a", "b", "c"]))
     return file
 
 
@@ -161,11 +169,11 @@ def test_pruned_measuring_with_the_boards_sensor_goes_on_where_it_was(
     assert code == 12 and "holds '?', no number" in err and err.count("\n") == 1
 
 
-def test_a_board_without_sensor_says_so(build: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wrapped = build / "taste-train"
-    none = tmp_path / "none"
-    none.mkdir()
-    wrapped.write_text(wrapped.read_text().replace(str(tmp_path / "board"), str(none)))
+def test_a_board_without_sensor_says_so(
+    built: Callable[..., Path], build: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "none").mkdir()
+    wrap(built("mlp", host_target(), input_shape=(1, 8, 8), classes=3), build, tmp_path / "none")
     code, _, err = power(capsys, *measured(build, tmp_path / "table"))
     assert code == 2 and "power of local is not available" in err
     code, lines, _ = power(capsys, *measured(build, tmp_path / "table", "--power-source", "model"))

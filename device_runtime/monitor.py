@@ -90,7 +90,7 @@ class Monitor:
         kinds = [(kind, int(text) / 1000) for kind, text in found if text and text.lstrip("-").isdigit()]
         named = [degrees for kind, degrees in kinds if "cpu" in kind]
         others = [degrees for kind, degrees in kinds if "pmic" not in kind]
-        return (named + others + [None])[0]  # type: ignore[list-item]
+        return (named + others + [None])[0]
 
     # Power
 

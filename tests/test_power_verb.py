@@ -199,3 +199,36 @@ def test_proxy_runs_give_r(build: Path, data: Path, tmp_path: Path, capsys: pyte
     assert code == 0 and not [line for line in lines if line["event"] == "proxy"], "all runs are there"
     code, _, err = power(capsys, *words, "--epochs", 13, "--lr", 0.002, "--out", tmp_path / "r")
     assert code == 2 and "most-epochs 12.0, not 13.0" in err
+
+
+def test_tune_for_energy_over_everything_that_can_be_set(
+    build: Path, board: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        "tune",
+        "--build",
+        build,
+        "--max-batch-size",
+        4,
+        "--seconds",
+        0.03,
+        "--power-every",
+        0.01,
+        "--joint",
+        "--json",
+    )
+    code = main([*map(str, (*words, "--objective", "energy", "--budget", 5, "--out", tmp_path / "t"))])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    lines = [json.loads(line) for line in out.splitlines()]
+    result = lines[-1]
+    assert [line["event"] for line in lines].count("trial") == 5 == result["budget"] and result["complete"]
+    assert result["source"] == "board:ina3221" and not result["estimated"]
+    assert result["choice"]["joules_per_sample"] == min(o["joules_per_sample"] for o in result["measured"])
+    assert {o["frequency_khz"] for o in result["measured"]} <= set(board_tree.STEPS_KHZ)
+    assert board_tree.settings(board)["scaling_governor"] == "ondemand"
+    assert (tmp_path / "t/pareto.csv").read_text().count("\n") == 1 + len(result["pareto"])
+    for wrong, words_of_error in (("--inference", "not for a joint search"), ("--objective", "needs to know")):
+        more = [wrong, "time-to-accuracy"] if wrong == "--objective" else [wrong]
+        assert main([*map(str, words), *more]) == 2
+        assert words_of_error in capsys.readouterr().err

@@ -66,7 +66,7 @@ class Measuring:
     """One `power measure`: measures points into `table`, writes it after each, and takes what is there already."""
 
     board: DeployedBoard
-    source: Source
+    source: Source | None
     folder: Path
     table: PowerTable
     listener: Listener
@@ -79,7 +79,8 @@ class Measuring:
         """Power of a point, measured unless the table has it; a second attempt replaces the first."""
         known = self.table.at(batch_size, frequency_khz)
         if known is None or known.attempts <= attempt:
-            point = replace(self.measure(batch_size, frequency_khz), attempts=attempt + 1)
+            wanted = OperatingPoint(batch_size, "train", self.threads, self.cores, frequency_khz or None)
+            point = replace(self.measure(wanted), attempts=attempt + 1)
             self.table = self.table.with_point(point)
             write_table(self.folder, self.table)
             self.listener(point)
@@ -96,9 +97,9 @@ class Measuring:
         readings = self.source.readings(trace, Load(0.0, 1.0), self.offset_s)
         return integrate(readings, trace.start, trace.end).mean_watts
 
-    def measure(self, batch_size: int, frequency_khz: int) -> Point:
+    def measure(self, wanted: OperatingPoint) -> Point:
         """One visit: the rate, the readings while it was measured, and what the board said of itself."""
-        wanted = OperatingPoint(batch_size, "train", self.threads, self.cores, frequency_khz or None)
+        frequency_khz = wanted.frequency_khz or 0
         counters, said = self.board.bench(wanted)
         events = events_of(said)
         trace = read_trace(events)
@@ -109,7 +110,7 @@ class Measuring:
         mean = integrate(readings, trace.start, trace.end).mean_watts
         thinned = readings[:: -(-len(readings) // _SAMPLES_MOST)]
         return Point(
-            batch_size=batch_size,
+            batch_size=wanted.batch_size,
             frequency_khz=frequency_khz,
             samples_per_s=counters.samples_per_s,
             spread=counters.spread,

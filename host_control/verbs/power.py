@@ -45,6 +45,12 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
         metavar="W",
         help="visit only what shows the edge of this limit (pruned profiling)",
     )
+    parser.add_argument("--subtract-idle", action="store_true", help="less the power of the idle board, measured first")
+    add_power_flags(parser)
+
+
+def add_power_flags(parser: argparse.ArgumentParser) -> None:
+    """Where watts come from; also of `tune`."""
     parser.add_argument(
         "--power-source",
         default="board",
@@ -61,7 +67,6 @@ def _add_measure(parser: argparse.ArgumentParser) -> None:
         metavar="S|auto",
         help="how much the meter's clock shows more than this machine's; auto: found by the steps that a load makes (default: 0)",
     )
-    parser.add_argument("--subtract-idle", action="store_true", help="less the power of the idle board, measured first")
 
 
 def _add_select(parser: argparse.ArgumentParser) -> None:

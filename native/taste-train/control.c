@@ -75,6 +75,10 @@ taste_status control_apply(training *run, taste_error *error) {
     taste_status status = khz > 0 ? frequency_set(run->options->system_root, khz, error) : TASTE_STATUS_OK;
     if (status == TASTE_STATUS_OK && rows != run->batches.batch_size)
         status = training_set_batch_size(run, rows, error);
+    if (status == TASTE_STATUS_USAGE) {
+        warn(run, error->text);
+        return TASTE_STATUS_OK;
+    }
     if (status == TASTE_STATUS_OK) tell(run, khz);
     return status;
 }

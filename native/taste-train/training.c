@@ -135,14 +135,16 @@ taste_status training_start_reader(training *run, taste_error *error) {
 }
 
 taste_status training_set_batch_size(training *run, uint32_t rows, taste_error *error) {
+    batches wanted = run->batches;
+    wanted.batch_size = rows;
+    taste_status status = batches_check(&wanted, error);
     /* What was asked for ahead had the old size. */
-    if (run->ahead.step < run->schedule.steps) {
-        taste_status status = prefetch_take(&run->reader, &run->batch, error);
-        if (status != TASTE_STATUS_OK) return status;
-    }
-    run->batches.batch_size = rows;
+    if (status == TASTE_STATUS_OK && run->ahead.step < run->schedule.steps)
+        status = prefetch_take(&run->reader, &run->batch, error);
+    if (status != TASTE_STATUS_OK) return status;
+    run->batches = wanted;
     ask_ahead(run);
-    return batches_check(&run->batches, error);
+    return status;
 }
 
 /* Gradients of all micro-batches of the step; adds up losses and correct labels. */

@@ -78,6 +78,15 @@ def _boards() -> str | None:
     return NEEDS["qemu"]() or _sshd()
 
 
+def cpufreq_board() -> str | None:
+    """The board that TASTE_CPUFREQ_BOARD names, as --board takes it, or None."""
+    return os.environ.get("TASTE_CPUFREQ_BOARD") or None
+
+
+def _cpufreq_board() -> str | None:
+    return None if cpufreq_board() else "TASTE_CPUFREQ_BOARD names no board whose frequency may be set (docs/power.md)"
+
+
 def _cpu(flag: str) -> Probe:
     def probe() -> str | None:
         cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -99,6 +108,7 @@ NEEDS: Mapping[str, Probe] = {
     "clang": _clang,
     "sshd": _sshd,
     "boards": _boards,
+    "cpufreq-board": _cpufreq_board,
     "avx2": _cpu("avx2"),
     "avx512": _cpu("avx512f"),
 }

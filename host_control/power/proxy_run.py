@@ -18,7 +18,7 @@ from host_control.run_folder import RunFolder, default_folder
 from host_control.training.board_run import event_of
 from host_control.training.data import packed_data
 from host_control.training.model import model_for
-from host_control.training.options import TrainOptions, resolve_options
+from host_control.training.options import TrainOptions, add_training_flags, resolve_options
 
 if TYPE_CHECKING:
     from cross.graph import Model
@@ -126,19 +126,23 @@ class _Proxy:
     def options(self, batch_size: int, seed: int) -> TrainOptions:
         """A constant rate, scaled with the square root; micro-batch and effective batch are one."""
         args = self.args
+        others = argparse.ArgumentParser()
+        add_training_flags(others)
         own: dict[str, Any] = {
             "batch_size": batch_size,
             "effective_batch": batch_size,
             "lr": scaled_rate(args.lr or RATES[args.optimizer], batch_size),
             "epochs": args.epochs or MOST_EPOCHS,
-            "steps": None,
             "schedule": "constant",
             "warmup": 0.0,
             "eval_every": 1,
             "seed": seed,
         }
         return resolve_options(
-            argparse.Namespace(**{**vars(args), **own}), self.model, self.data.train.samples, batch_size
+            argparse.Namespace(**{**vars(others.parse_args([])), **vars(args), **own}),
+            self.model,
+            self.data.train.samples,
+            batch_size,
         )
 
     def _one(self, batch_size: int, seed: int) -> float | None:

@@ -18,7 +18,7 @@ from host_control.flags import (
     positive,
     seconds,
 )
-from host_control.training.options import OPTIMIZERS, above_zero, add_training_flags
+from host_control.training.options import AUGMENTATIONS, OPTIMIZERS, above_zero, not_below_zero
 
 _SECONDS = 5.0
 
@@ -114,14 +114,18 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
 def _add_proxy(parser: argparse.ArgumentParser) -> None:
     add_model_flags(parser)
     add_data_flags(parser, required=True)
-    add_training_flags(parser)
     add_running_flags(parser, measuring=False)
     _add_batch_sizes(parser)
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="(default: adam)")
+    parser.add_argument("--lr", type=above_zero, help="at batch size 128 (default: adam 5e-4, adamw 1e-3, sgd 0.1)")
+    parser.add_argument("--epochs", type=above_zero, help="after which a run has not reached the target (default: 30)")
+    parser.add_argument("--weight-decay", type=not_below_zero, help="(default: 5e-4; 0.01 with adamw)")
+    parser.add_argument("--augment", choices=AUGMENTATIONS, default="none", help="of training images (default: none)")
     parser.add_argument(
         "--target-accuracy", type=above_zero, required=True, metavar="A", help="a fraction, such as 0.8"
     )
     parser.add_argument("--seeds", type=positive, default=3, metavar="N", help="runs of each batch size (default: 3)")
-    parser.set_defaults(board="local", remote_dir=None, accept_new=False, optimizer=OPTIMIZERS[1], batch_size=1)
+    parser.set_defaults(board="local", remote_dir=None, accept_new=False)
 
 
 def _add_batch_sizes(parser: argparse.ArgumentParser) -> None:

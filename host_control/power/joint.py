@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -129,7 +130,9 @@ class JointStudy:
         self.space, self.budget, self._file = space, min(budget, len(space)), folder / STUDY_FILE
         self._key = json.loads(json.dumps(dict(key)))
         startup = max(self.budget // _STARTUP_SHARE, 4)
-        sampler = optuna.samplers.TPESampler(n_startup_trials=startup, multivariate=True, group=True, seed=seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = optuna.samplers.TPESampler(n_startup_trials=startup, multivariate=True, group=True, seed=seed)
         self._study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
         self.known: dict[Setting, Outcome | None] = {}
         stored = read_json(self._file) if self._file.exists() else {"key": self._key, "trials": []}

@@ -188,15 +188,16 @@ def describe(outcome: Outcome, labels: str) -> str:
     cores = "all cores" if s.cores is None else f"cores {','.join(map(str, s.cores))}"
     energy = f", {outcome.joules_per_sample * 1e3:.3g} mJ a sample" if outcome.joules_per_sample is not None else ""
     return (
-        f"batch size {s.batch_size}, {s.threads} threads on {cores}, {megahertz(s.frequency_khz)}: "
+        f"batch size {s.batch_size}, {s.threads} thread{'s' if s.threads > 1 else ''} on {cores}, {megahertz(s.frequency_khz)}: "
         f"{rate(outcome.samples_per_s)} samples/s{energy}{labels}"
     )
 
 
 def _say(console: Console, choice: Outcome, pareto: Sequence[Outcome], labels: str, objective: str) -> None:
-    console.line(f"nothing beats these in rate and energy{labels}:" if len(pareto) > 1 else "")
-    for outcome in pareto if len(pareto) > 1 else ():
-        console.line("  " + describe(outcome, labels))
+    if len(pareto) > 1:
+        console.line(f"nothing beats these in rate and energy{labels}:")
+        for outcome in pareto:
+            console.line("  " + describe(outcome, labels))
     console.line(f"best for {objective}: {describe(choice, labels)}")
 
 

@@ -53,12 +53,13 @@ def _picture(table: PowerTable, selection: Selection | None, limit: float | None
         axes.grid(alpha=0.3)
     if limit is not None:
         left.axvline(limit, color="tab:red", linestyle="--", label=f"limit {limit:g} W")
-    for name, colour in (("baseline2", "tab:blue"), ("baseline1", "tab:orange"), ("choice", "tab:green")):
+    marks = (("baseline2", "tab:blue", 19), ("baseline1", "tab:orange", 15), ("choice", "tab:green", 11))
+    for name, colour, size in marks:
         chosen = getattr(selection, name, None)
         if chosen is not None:
             p = chosen.point
             label = f"{name}: {p.batch_size}, {megahertz(p.frequency_khz)}"
-            left.plot([p.watts], [p.samples_per_s], "o", markersize=11, fillstyle="none", color=colour, label=label)
+            left.plot([p.watts], [p.samples_per_s], "o", markersize=size, fillstyle="none", color=colour, label=label)
     if left.get_legend_handles_labels()[0]:
         left.legend(fontsize=8)
     figure.suptitle(f"{table.model} on {table.board}: numbers are batch sizes, o what nothing beats", fontsize=10)

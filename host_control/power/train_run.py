@@ -24,6 +24,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
     if args.frequency is not None:
         raise UsageError("`power train` chooses the frequency itself. Leave --frequency out, or use `train`.")
+    if args.compare or args.batch_schedule != "fixed":
+        raise UsageError(
+            "`power train` is one run with one effective batch. Leave --compare and --batch-schedule out, or use `train`."
+        )
     table = read_table(args.table)
     limit = read_limit(args.limit_file) if args.limit_file is not None else args.limit_watts
     if args.batch_size != "auto":

@@ -57,7 +57,7 @@ def data(tmp_path: Path) -> Path:
     """320 images in three classes that a small network tells apart, 64 to test on."""
     rng = np.random.default_rng(0)
     y = np.arange(384) % 3
-    x = (rng.integers(0, 120, (384, 8, 8)) + rng.integers(0, 130, (3, 8, 8))[y]).astype(np.uint8)
+    x = (rng.integers(0, 120, (384, 8, 8)) + rng.integers(0, 40, (3, 8, 8))[y]).astype(np.uint8)
     file = tmp_path / "data.npz"
     np.savez(file, x_train=x[:320], y_train=y[:320], x_test=x[320:], y_test=y[320:], classes=np.array(["a", "b", "c"]))
     return file

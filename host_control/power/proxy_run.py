@@ -76,6 +76,8 @@ def _say(console: Console, runs: ProxyRuns) -> None:
         ("spread", "right"),
     ]
     console.table(columns, rows, title=f"{runs.model} on {runs.data}, {runs.optimizer}")
+    if any(n is not None and n < 1 for epochs in runs.epochs.values() for n in epochs):
+        console.line("a target that is reached within the first epoch tells little: choose a higher one")
     if len(relation) < len(runs.epochs):
         console.line("a batch size that did not reach the target with every seed has no r and is not a candidate")
 

@@ -11,6 +11,7 @@ import pytest
 
 from cross.errors import CorruptInputError, FileError, MissingToolError, NoOperatingPointError, UsageError
 from host_control.power.energy import find_offset, integrate
+from host_control.power.measuring import _slowed
 from host_control.power.profiling import profile_all, profile_pruned
 from host_control.power.relation import ProxyRuns, epochs_to, read_relation, read_runs, scaled_rate, write_relation
 from host_control.power.selection import frontier, pareto, select, sensitivity
@@ -306,3 +307,8 @@ def test_the_model_says_that_it_is_one() -> None:
             open_source(wrong, None, "pi")
     with pytest.raises(UsageError, match="not available"):
         open_source("board", None, "pi")
+
+
+def test_a_point_below_its_frequency_is_flagged() -> None:
+    assert _slowed(1_500_000, (1_499_000, 1_500_000)) is None and _slowed(0, (600_000, 600_000)) is None
+    assert "ran at 1000000 kHz" in str(_slowed(1_500_000, (1_000_000, 1_500_000)))

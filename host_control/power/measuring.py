@@ -108,6 +108,7 @@ class Measuring:
         idle = self.table.idle_watts or 0.0
         readings = [(t, watts - idle) for t, watts in readings]
         mean = integrate(readings, trace.start, trace.end).mean_watts
+        slowed = _slowed(frequency_khz, trace.frequency_khz)
         thinned = readings[:: -(-len(readings) // _SAMPLES_MOST)]
         return Point(
             batch_size=wanted.batch_size,
@@ -121,8 +122,8 @@ class Measuring:
             throttle_bits=trace.throttle_bits,
             lowest_khz=trace.frequency_khz[0] if trace.frequency_khz else None,
             highest_khz=trace.frequency_khz[1] if trace.frequency_khz else None,
-            tainted=counters.tainted,
-            taint=counters.taint,
+            tainted=counters.tainted or slowed is not None,
+            taint=counters.taint or slowed,
             samples=tuple((round(t - trace.start, 4), round(watts, 4)) for t, watts in thinned),
         )
 
@@ -131,6 +132,13 @@ class Measuring:
         return Load(
             min(threads / max(self.board.facts().cores, 1), 1.0), frequency_khz / highest if frequency_khz else 1.0
         )
+
+
+def _slowed(frequency_khz: int, seen: tuple[int, int] | None) -> str | None:
+    """Why a point is not what it says: the kernel went below its frequency while it was measured."""
+    if seen is None or not frequency_khz or seen[0] >= 0.99 * frequency_khz:
+        return None
+    return f"ran at {seen[0]} kHz for a while: heat or supply caps the frequency"
 
 
 def check_same(stored: PowerTable, wanted: PowerTable, folder: Path) -> None:

@@ -77,6 +77,10 @@ def _say(
 ) -> None:
     if relation is None:
         console.line("no --relation: every batch size is taken to need as many examples (see `power proxy`)")
+    if table.limit_watts is not None and limit > table.limit_watts:
+        console.line(
+            f"warning: the table was pruned for {table.limit_watts:g} W: what lies between that and {limit:g} W was not measured"
+        )
     rows = []
     for name, title in _NAMES.items():
         choice = getattr(found, name)

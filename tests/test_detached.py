@@ -284,7 +284,7 @@ def test_who_is_alive_and_whose_number_is_another_s_now(run: DetachedRun, comman
     assert is_run(found[pid], run.folder) and not is_run(found[os.getpid()], run.folder)
     # The number of a dead run that somebody else has now.
     run.stop()
-    assert gone(pid)
+    assert run.follow(lambda _: None).exit_code == 130
     Path(run.path("exit")).unlink()
     Path(run.path("process")).write_text(f"{os.getpid()}\n")
     assert run.state().status == "lost"

@@ -31,6 +31,7 @@ class BenchSettings:
 
     `owner` names whoever measures: a measurement that went on without its owner is collected by the same one only.
     `record` is what the board keeps of it for whoever attaches.
+    `power_every`: seconds between samples of the board's sensors, None for none.
     """
 
     seconds: float = 2.0
@@ -41,14 +42,13 @@ class BenchSettings:
     weights: str | None = None
     owner: str = ""
     record: Mapping[str, Any] = field(default_factory=dict)
+    power_every: float | None = None
 
 
 def bench_arguments(point: OperatingPoint, settings: BenchSettings) -> list[str]:
     """Arguments of taste-train (without its path) that measure `point`."""
     if point.batch_size < 1:
         raise UsageError(f"batch size {point.batch_size} is not at least 1.")
-    if point.frequency_khz is not None:
-        raise UsageError(f"frequency {point.frequency_khz} kHz: the frequency is not ours to set. Leave it out.")
     flags: list[tuple[str, object]] = [
         ("--batch-size", point.batch_size),
         ("--program", point.program),
@@ -60,6 +60,8 @@ def bench_arguments(point: OperatingPoint, settings: BenchSettings) -> list[str]
         ("--weights", settings.weights),
         ("--memory", settings.memory_bytes),
         ("--seed", settings.seed),
+        ("--frequency", point.frequency_khz),
+        ("--power-every", settings.power_every),
     ]
     return ["bench", *(word for flag, value in flags if value is not None for word in (flag, str(value)))]
 

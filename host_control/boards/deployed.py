@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from cross.errors import INTERRUPTED, FileError, UsageError
 from cross.probe import PROBE_SCRIPT, BoardFacts, check_runs_on, parse_probe
@@ -78,8 +79,14 @@ class DeployedBoard:
         """What the board is; free memory as of the first call."""
         if self._facts is None:
             # Tools that a board lacks complain on stderr and leave their section empty.
-            self._facts = parse_probe(self.connection.run(["sh", "-c", PROBE_SCRIPT]).stdout)
+            facts = parse_probe(self.connection.run(["sh", "-c", PROBE_SCRIPT]).stdout)
+            self._facts = replace(facts, emulated=facts.emulated or self._emulated)
         return self._facts
+
+    @property
+    def emulated(self) -> bool:
+        """Whether it is known to be an emulator's, so that nothing timed on it is a board's speed."""
+        return self._emulated or (self._facts is not None and self._facts.emulated)
 
     def deploy(self, build_dir: Path, *, files: tuple[str, ...] = (PROGRAM, "manifest.json")) -> DeployResult:
         """Send a build's `files` and make them current, once the program has started there and printed its info.
@@ -120,11 +127,15 @@ class DeployedBoard:
 
     def measure(self, point: OperatingPoint) -> Counters:
         """Run `taste-train bench` for one point, a process of its own; raises what its exit code stands for."""
+        return self.bench(point)[0]
+
+    def bench(self, point: OperatingPoint) -> tuple[Counters, str]:
+        """The same, with everything that the program printed."""
         arguments = bench_arguments(point, self.settings)
-        emulated = True if self._emulated or (self._facts is not None and self._facts.emulated) else None
-        limit = bench_limit_s(point, self.settings, bool(emulated))
         run = self._measure_detached if self.outlives_link else self._measure_tied
-        return read_bench(run(arguments, limit), point, self.name, emulated=emulated)
+        result = run(arguments, bench_limit_s(point, self.settings, self.emulated))
+        # Where we do not know, the program's own word counts.
+        return read_bench(result, point, self.name, emulated=self.emulated or None), result.stdout
 
     def _measure_tied(self, arguments: list[str], limit: float) -> RunResult:
         return self.run_program(arguments, timeout=limit)
@@ -132,7 +143,9 @@ class DeployedBoard:
     def _measure_detached(self, arguments: list[str], limit: float) -> RunResult:
         """Begin a measurement, or collect the one that an earlier process of this study began: it ran on meanwhile."""
         program = self._current()
-        asked = hashlib.sha256("\0".join([self.settings.owner, program, *arguments]).encode()).hexdigest()[:12]
+        # Who has no name finds nothing again that somebody without a name began.
+        owner = self.settings.owner or uuid4().hex
+        asked = hashlib.sha256("\0".join([owner, program, *arguments]).encode()).hexdigest()[:12]
         run, lines = self.detached(f"bench-{asked}"), list[str]()
         state = run.patience.keep_trying(run.state)
         if not (state.status == "running" or (state.status, state.exit_code) == ("ended", 0)):

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from cross.errors import CorruptInputError
 from host_control.boards import DeployedBoard
@@ -20,12 +20,21 @@ WEIGHTS = "weights.safetensors"
 CHECKPOINT = "checkpoint"
 
 
+class Steering(Protocol):
+    """Moves a run to other operating points: told the run's folder on the board before it starts, then of every event."""
+
+    def arguments(self, folder: str) -> list[str]: ...
+
+    def on_event(self, event: Mapping[str, Any]) -> None: ...
+
+
 @dataclass(frozen=True)
 class TrainRun:
     """A run on a board, and the host's folder `out` that its weights come to."""
 
     run: LongRun
     out: Path
+    steering: Steering | None = None
 
     def begin(
         self,
@@ -47,6 +56,8 @@ class TrainRun:
                 words += ["--weights", board.send_file(weights)[0]]
             words += options.arguments()
             words += ["--checkpoint", f"{folder}/{CHECKPOINT}", "--save", f"{folder}/{WEIGHTS}"]
+            if self.steering is not None:
+                words += self.steering.arguments(folder)
             return [*words, "--resume"] if goes_on else words
 
         return self.run.begin(words, record, anew=not goes_on)
@@ -78,8 +89,16 @@ def train_run(
     out: Path,
     on_event: Callable[[Mapping[str, Any]], None],
     command_out: Path | None = None,
+    steering: Steering | None = None,
 ) -> TrainRun:
     """The run `name` of a board whose weights come to the folder `out`. `command_out`: the --out of the command to go on
-    with, where that is not the run's own folder."""
+    with, where that is not the run's own folder. A run that is steered does not go on without this process: nobody
+    would keep it below its limit."""
+
+    def heard(event: Mapping[str, Any]) -> None:
+        on_event(event)
+        if steering is not None:
+            steering.on_event(event)
+
     again = f"Go on with the same command and --out {shlex.quote(str(command_out or out))} --resume."
-    return TrainRun(LongRun(board, name, "training", again, on_event), out)
+    return TrainRun(LongRun(board, name, "training", again, heard, tied=steering is not None), out, steering)

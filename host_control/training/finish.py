@@ -16,7 +16,7 @@ from host_control.connection import RunResult
 from host_control.console import Console, rate
 from host_control.run_folder import RunFolder
 from host_control.training.adabatch import AdaBatch
-from host_control.training.board_run import TrainRun, train_run
+from host_control.training.board_run import Steering, TrainRun, train_run
 from host_control.training.options import TrainOptions
 from host_control.training.record import RESULT, TRAIN_RECORD, name_on_board
 from host_control.training.schedule import Schedule
@@ -41,6 +41,7 @@ class Finish:
     name: str = ""
     tags: Mapping[str, Any] = field(default_factory=dict)
     command_out: Path | None = None
+    steering: Steering | None = None
 
     @property
     def run_name(self) -> str:
@@ -92,7 +93,7 @@ class Finish:
                     metrics.add(event)
                     view.show(event)
 
-                run = train_run(self.board, self.run_name, folder, on_event, self.command_out)
+                run = train_run(self.board, self.run_name, folder, on_event, self.command_out, self.steering)
                 return run.finish(begin(run))
         finally:
             metrics.close()

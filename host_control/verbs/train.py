@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -71,6 +71,9 @@ if TYPE_CHECKING:
     from cross.graph import Model
     from host_control.boards import DeployedBoard
     from host_control.data import PackedDataSet
+    from host_control.training.board_run import Steering
+
+    Steer = Callable[[DeployedBoard, TrainOptions, int], Steering]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_flags(parser, required=True)
     add_training_flags(parser)
     add_board_flags(parser)
-    add_running_flags(parser, measuring=False)
+    add_running_flags(parser, measuring=False, frequency=True)
     parser.add_argument(
         "--resume", action="store_true", help="go on with the run in --out, or the newest unfinished one"
     )
@@ -90,8 +93,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print batches, updates and learning rates, and end")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Pack, build, choose the batch size, send, train, fetch; interrupted, it goes on from the board's checkpoint."""
+def run(args: argparse.Namespace, steer: Steer | None = None) -> int:
+    """Pack, build, choose the batch size, send, train, fetch; interrupted, it goes on from the board's checkpoint.
+
+    `steer` makes what moves the run to other operating points, of the board, the options and the least rows of a step.
+    """
     console = Console(args.json)
     if args.compare:
         args = argparse.Namespace(**vars(args) | {"batch_schedule": GROWING})
@@ -113,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         for name in args.compare or ():
             setting_options(name, options, data.train.samples)
         with opened_board(args, folder.path) as board:
-            training = _Training(args, console, folder, deployed(board), data, model)
+            training = _Training(args, console, folder, deployed(board), data, model, steer=steer)
             return training.compare(before) if args.compare else training.run(before)
 
 
@@ -167,10 +173,11 @@ class _Training:
     data: PackedDataSet
     model: Model
     tags: Mapping[str, Any] = field(default_factory=dict)  # of a run that is compared: setting and seed
+    steer: Steer | None = None
 
     def run(self, before: dict[str, Any] | None) -> int:
         """`before`: options.json of the run that goes on."""
-        if before is not None and (finish := self._finish(before)).goes_on_by_itself():
+        if before is not None and self.steer is None and (finish := self._finish(before)).goes_on_by_itself():
             finish.say(finish.collect())
             return 0
         built, choice, options = self._prepare(before)
@@ -220,7 +227,7 @@ class _Training:
         self, options: TrainOptions, choice: Choice, built: Built, before: dict[str, Any] | None
     ) -> dict[str, Any]:
         """From the plan to the result that is left in the folder."""
-        if before is not None and (finish := self._finish(before)).goes_on_by_itself():
+        if before is not None and self.steer is None and (finish := self._finish(before)).goes_on_by_itself():
             return finish.collect()
         self._announce(Schedule(options, self.data.train.samples, built.minimum_batch), built)
         held = self._write_options(options, choice, built)
@@ -229,7 +236,8 @@ class _Training:
         # A run of a comparison is finished by the comparison's own command; any other one by its options.
         record = board_record(self.args, self._command_out) | ({} if self.tags else {"options": held})
         goes_on = before is not None
-        return self._finish(held).run(
+        steering = self.steer(self.board, options, built.minimum_batch) if self.steer is not None else None
+        return replace(self._finish(held), steering=steering).run(
             lambda run: run.begin(options, self.data, weights, record, goes_on=goes_on), goes_on
         )
 

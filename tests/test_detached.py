@@ -126,6 +126,23 @@ def test_ctrl_c_stops_it_in_order_and_it_goes_on_from_there(
     assert json.loads(Path(run.path("events.jsonl")).read_text().splitlines()[1])["event"] == "resume"
 
 
+def test_ctrl_c_while_it_begins_leaves_nothing_running(
+    run: DetachedRun, command: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = LocalConnection.run
+
+    def interrupted(self: LocalConnection, arguments: Any, **options: Any) -> RunResult:
+        result = begin(self, arguments, **options)
+        if "--run" in arguments:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(LocalConnection, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.start(command(LONG), {})
+    assert run.follow(lambda _: None).exit_code == 130
+
+
 @pytest.mark.parametrize(("ending", "code"), [(signal.SIGKILL, 137), (signal.SIGILL, 132)])
 def test_a_signal_that_ends_it_is_noted(
     run: DetachedRun, command: Callable[..., list[str]], ending: signal.Signals, code: int

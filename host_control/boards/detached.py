@@ -11,6 +11,7 @@ A cut link changes nothing of it. The host tries again for RETRY_S and then says
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -143,7 +144,16 @@ class DetachedRun:
             started = self.connection.run(words, timeout=_START_S)
             check_exit(started, f"beginning run {self.name} on {self.connection.name}")
 
-        self.patience.keep_trying(begin)
+        try:
+            self.patience.keep_trying(begin)
+        except LinkLostError as error:
+            again = shell_line(["status", "--board", self.connection.name])
+            raise LinkLostError(f"{error} Whether it has begun, `{again}` says.") from error
+        except KeyboardInterrupt:
+            # It may have begun: what nobody follows yet is not to go on after Ctrl-C.
+            with contextlib.suppress(TasteError):
+                self._ask_to_end()
+            raise
 
     def record(self) -> dict[str, Any]:
         """run.json as the host that began the run left it; empty where there is none."""
@@ -180,14 +190,13 @@ class DetachedRun:
 
     def stop(self) -> None:
         """Ask the run to save and end; returns at once, and does nothing where it does not run."""
+        self.patience.keep_trying(self._ask_to_end)
 
-        def ask() -> None:
-            state = self.state()
-            if state.status == "running":
-                self.connection.run(["touch", self.path(STOPPED)])
-                self.connection.run(["kill", "-TERM", str(state.pid)])
-
-        self.patience.keep_trying(ask)
+    def _ask_to_end(self) -> None:
+        state = self.state()
+        if state.status == "running":
+            self.connection.run(["touch", self.path(STOPPED)])
+            self.connection.run(["kill", "-TERM", str(state.pid)])
 
     def remove(self) -> None:
         """Remove everything of the run from the board; never of one that runs."""

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from cross.errors import BusyError, LinkLostError, TasteError, UsageError
-from host_control.boards.detached import DetachedRun, Patience, alive, is_run
+from host_control.boards.detached import DetachedRun, Patience, _Follower, alive, is_run
 from host_control.boards.local import LocalConnection
-from host_control.connection import RunResult
+from host_control.connection import Lines, RunResult
 from tests.native_builds import HOST, refuse
 from tests.packed_data import pack
 from tests.test_boards import gone
@@ -269,6 +269,27 @@ def test_a_link_that_stays_away_ends_with_how_to_attach(run: DetachedRun, comman
 
 def gone_now(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
+
+
+def test_events_that_a_power_cut_took_are_heard_from_the_start(run: DetachedRun) -> None:
+    class Said(LocalConnection):
+        events, code = b"one\ntwo\nthr", b""
+
+        def read(self, path: str, offset: int = 0) -> bytes | None:
+            if path.endswith("exit"):
+                return self.code or None
+            return self.events[offset:] if path.endswith("events.jsonl") else b""
+
+        def size(self, path: str) -> int | None:
+            return len(self.events)
+
+    link, heard = Said(), list[str]()
+    after = DetachedRun(link, run.folder, "one", Patience(seconds=0))
+    follower = _Follower(after, Lines(heard.append))
+    assert follower.step() is None and heard == ["one", "two"]
+    link.events, link.code = b"one\nback\n", b"0\n"
+    follower._after_a_cut()
+    assert follower.step() is None and follower.step() == 0 and heard == ["one", "two", "one", "back"]
 
 
 def test_patience_has_its_bounds() -> None:

@@ -41,7 +41,7 @@ STOPPED, SERVICE = "stopped", "service.sh"
 """The mark of a run that was stopped on purpose; what a unit calls (host_control.boards.service)."""
 
 _START_S = 60.0
-_POLL_S = (0.1, 1.0)
+_POLL_S = (0.1, 0.5)
 _QUIET_S = 10.0
 _MOST_PAUSE_S = 15.0
 _KEPT_MESSAGES_BYTES = 1 << 16
@@ -278,6 +278,10 @@ class _Follower:
                 f"run {run.name} on {run.connection.name} is gone and has not noted how it ended, as after a reboot. "
                 "Its checkpoints are kept: the same command with its --out goes on from the last one."
             )
+        if (run.connection.size(run.path(EVENTS)) or 0) < self._offset:
+            # A power cut took the end of the events, and a service goes on with the run: they are heard from the start.
+            self._offset = 0
+            self._lines.begin_again()
 
 
 def alive(connection: Connection, pids: Sequence[int]) -> dict[int, str]:

@@ -171,7 +171,7 @@ def test_a_link_that_comes_back_changes_nothing(
     assert not list((tmp_path / "board" / "runs").glob("*/*")), "what was fetched does not stay"
 
 
-@pytest.mark.parametrize("how", ["attach", "resume"])
+@pytest.mark.parametrize("how", ["attach", "resume", "elsewhere"])
 def test_whoever_attaches_later_finishes_it(
     how: str,
     relay: Relay,
@@ -194,15 +194,22 @@ def test_whoever_attaches_later_finishes_it(
     code, _, err = train(capsys, "--out", "second")
     assert code == 16 and f"in use by run {run['name']} (process {process()})" in err
     os.kill(process(), signal.SIGCONT)
+    out = tmp_path / "cut"
     if how == "attach":
+        assert main(["status", "--board", ALIAS, "--remote-dir", str(tmp_path / "board")]) == 0
+        assert run["name"] in capsys.readouterr().out
         code, lines, err = call(capsys, "attach")
+    elif how == "elsewhere":
+        monkeypatch.setattr("host_control.verbs.attach.platform.node", lambda: "another host")
+        out = tmp_path / "runs" / run["name"]
+        code, lines, err = call(capsys, "attach", run["name"])
     else:
         code, lines, err = train(capsys, "--out", "cut", "--resume")
     assert (code, err) == (0, "") and same(lines[-1], expected)
-    assert steps_recorded(tmp_path / "cut")[-1] == STEPS
-    names = {path.name for path in (tmp_path / "cut").iterdir()}
+    assert steps_recorded(out)[-1] == STEPS
+    names = {path.name for path in out.iterdir()}
     assert {"weights.safetensors", "result.json", "curves.png", "metrics.csv", "options.json"} <= names
-    assert json.loads((tmp_path / "cut" / "train.json").read_text())["complete"] is True
+    assert json.loads((out / "train.json").read_text())["complete"] is True
     code, lines, _ = call(capsys, "status")
     assert lines[-1]["runs"] == [] and lines[-1]["busy"] is None
     code, _, err = call(capsys, "attach")

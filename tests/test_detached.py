@@ -18,7 +18,7 @@ from cross.errors import BusyError, LinkLostError, TasteError, UsageError
 from host_control.boards.detached import DetachedRun, Patience, _Follower, alive, is_run
 from host_control.boards.local import LocalConnection
 from host_control.connection import Lines, RunResult
-from tests.native_builds import HOST, refuse
+from tests.native_builds import ARM, HOST, RISCV, Toolchain, refuse
 from tests.packed_data import pack
 from tests.test_boards import gone
 
@@ -339,6 +339,26 @@ def test_in_the_foreground_the_process_that_is_called_waits(
         out, err = service.communicate(timeout=30)
     assert (service.returncode, out, err) == (130, b"", b"") and run.state().exit_code == 130
     assert list(Path(run.path("checkpoint")).glob("*.safetensors"))
+
+
+@pytest.mark.boards
+@pytest.mark.needs("qemu")
+@pytest.mark.parametrize("toolchain", [ARM, RISCV], ids=["arm64", "riscv64"])
+def test_other_architectures_do_the_same(
+    toolchain: Toolchain,
+    build: Callable[..., Path],
+    run: DetachedRun,
+    command: Callable[..., list[str]],
+) -> None:
+    binary = build(toolchain, "taste-train")
+    kept = ("--checkpoint", run.path("checkpoint"), "--save", run.path("weights"))
+    run.start([*toolchain.emulator, *command(LONG, *kept, binary=binary)], {})
+    wait_for_steps(run)
+    run.stop()
+    assert run.follow(lambda _: None).exit_code == 130
+    lines: list[str] = []
+    run.start([*toolchain.emulator, *command(SHORT, binary=binary)], {})
+    assert run.follow(lines.append).exit_code == 0 and json.loads(lines[-1])["steps"] == SHORT
 
 
 def test_what_a_run_refuses(program: Path, command: Callable[..., list[str]], tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ def list_runs(board: DeployedBoard) -> list[RunSummary]:
     """Every run that was begun on a board and not fetched yet, by name."""
     found = []
     for name in board.connection.names(board.runs_folder()):
+        if name == LOCK:
+            continue
         run = board.detached(name)
         state = run.state() if board.connection.names(run.folder) else RunState("none")
         if state.status != "none":
@@ -65,21 +67,22 @@ def list_runs(board: DeployedBoard) -> list[RunSummary]:
     return found
 
 
-def refuse_where_busy(board: DeployedBoard, folder: Path) -> None:
+def refuse_where_busy(board: DeployedBoard, folder: Path | None) -> None:
     """BusyError (16) where somebody else's run holds the board: said before anything is built, sent or measured.
 
-    A run of the same `folder` of this host is no obstacle: it is collected.
+    A run of the same `folder` of this host is no obstacle: it is collected. None: whoever it is, it is in the way.
     """
     if not board.outlives_link:
         return
     holder = re.match(
-        r"(.+) \(process \d+\)$", (board.connection.read(f"{board.runs_folder()}/{LOCK}") or b"").decode().strip()
+        r"(.+) \(process \d+\)$",
+        (board.connection.read(f"{board.runs_folder()}/{LOCK}") or b"").decode(errors="replace").strip(),
     )
     run = board.detached(holder[1]) if holder else None
     if holder is None or run is None or run.state().status != "running":
         return
     record = run.record()
-    if (record.get("host"), record.get("out")) != (platform.node(), os.path.abspath(folder)):
+    if folder is None or (record.get("host"), record.get("out")) != (platform.node(), os.path.abspath(folder)):
         raise BusyError(f"{board.name} is in use by run {holder[0]}. Wait for it, `attach` to it, or `stop` it.")
 
 

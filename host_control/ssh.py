@@ -36,7 +36,7 @@ from cross.errors import (
     UsageError,
 )
 from host_control.connection import ANSWER_S, READ_BYTES, SAVE_S, Lines, RunResult, shell_line, tied_arguments
-from host_control.ssh_auth import Ask, ask_terminal, authenticate
+from host_control.ssh_auth import Ask, Remembered, ask_terminal, authenticate
 from host_control.ssh_dial import dial
 from host_control.ssh_host import SshHost, resolve_host
 from host_control.ssh_host_key import check_host_key, known_kinds
@@ -90,7 +90,7 @@ class Connection:
         self.host: SshHost = resolve_host(host, ssh_config)
         self._accept_new = accept_new
         self._ssh_config = ssh_config
-        self._ask = ask
+        self._ask = Remembered(ask)
         self._answer_s = answer_s
         self._socket: socket.socket | paramiko.Channel | None = None
         self._transport: paramiko.Transport | None = None
@@ -113,6 +113,7 @@ class Connection:
             self._transport = self._negotiate()
             self._check_host_key(self._transport)
             authenticate(self._transport, self.host, self._bounded, self._ask)
+            self._ask.keep()
         except BaseException:
             self.close()
             raise

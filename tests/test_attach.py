@@ -141,7 +141,8 @@ def uncut(capsys: pytest.CaptureFixture[str], expected: dict[str, Any]) -> dict[
 
 
 def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
-    return all(found[name] == expected[name] for name in ("sha256", "test_accuracy", "test_loss", "steps", "loss"))
+    names = ("sha256", "test_accuracy", "test_loss", "steps")
+    return {name: found[name] for name in names} == {name: expected[name] for name in names}
 
 
 def test_a_link_that_comes_back_changes_nothing(
@@ -170,7 +171,7 @@ def test_a_link_that_comes_back_changes_nothing(
     assert not list((tmp_path / "board" / "runs").glob("*/*")), "what was fetched does not stay"
 
 
-@pytest.mark.parametrize("how", ["attach", "resume"])
+@pytest.mark.parametrize("how", ["attach", "resume", "elsewhere"])
 def test_whoever_attaches_later_finishes_it(
     how: str,
     relay: Relay,
@@ -193,15 +194,22 @@ def test_whoever_attaches_later_finishes_it(
     code, _, err = train(capsys, "--out", "second")
     assert code == 16 and f"in use by run {run['name']} (process {process()})" in err
     os.kill(process(), signal.SIGCONT)
+    out = tmp_path / "cut"
     if how == "attach":
+        assert main(["status", "--board", ALIAS, "--remote-dir", str(tmp_path / "board")]) == 0
+        assert run["name"] in capsys.readouterr().out
         code, lines, err = call(capsys, "attach")
+    elif how == "elsewhere":
+        monkeypatch.setattr("host_control.verbs.attach.platform.node", lambda: "another host")
+        out = tmp_path / "runs" / run["name"]
+        code, lines, err = call(capsys, "attach", run["name"])
     else:
         code, lines, err = train(capsys, "--out", "cut", "--resume")
     assert (code, err) == (0, "") and same(lines[-1], expected)
-    assert steps_recorded(tmp_path / "cut")[-1] == STEPS
-    names = {path.name for path in (tmp_path / "cut").iterdir()}
+    assert steps_recorded(out)[-1] == STEPS
+    names = {path.name for path in out.iterdir()}
     assert {"weights.safetensors", "result.json", "curves.png", "metrics.csv", "options.json"} <= names
-    assert json.loads((tmp_path / "cut" / "train.json").read_text())["complete"] is True
+    assert json.loads((out / "train.json").read_text())["complete"] is True
     code, lines, _ = call(capsys, "status")
     assert lines[-1]["runs"] == [] and lines[-1]["busy"] is None
     code, _, err = call(capsys, "attach")
@@ -264,6 +272,38 @@ def test_a_measurement_that_went_on_is_collected_not_repeated(
     assert len(begun) == 1 and json.loads((tmp_path / "measured" / "result.json").read_text())["batch_size"] == 8
     code, lines, _ = call(capsys, *bench)
     assert code == 0 and len(begun) == 2, "what was collected once is measured anew"
+
+
+def test_a_stream_of_tasks_goes_on_with_its_own_command(
+    relay: Relay,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    built: Callable[..., Path],
+) -> None:
+    folder = built("mlp", host_target(), input_shape=(1, 8, 8), classes=2)
+    monkeypatch.setattr("host_control.verbs.learn.build_imported", lambda *_: (read_build(folder), None))
+    fixed = ("--model", "mlp", "--data", "data.npz", "--tasks", 2, "--buffer", 8, "--batch-size", 4, "--threads", 1)
+    words = ("learn", *fixed, "--seeds", 2, "--passes", 400)
+    code, lines, err = call(capsys, *words, "--out", "uncut")
+    assert (code, err) == (0, "")
+    expected = lines[-1]["settings"]
+    monkeypatch.setattr("host_control.boards.detached.RETRY_S", 0.0)
+    follow = DetachedRun.follow
+
+    def lost(self: DetachedRun, on_line: Any, **limits: Any) -> Any:
+        relay.cut()
+        monkeypatch.setattr(DetachedRun, "follow", follow)
+        return follow(self, on_line, **limits)
+
+    monkeypatch.setattr(DetachedRun, "follow", lost)
+    code, _, err = call(capsys, *words, "--out", "cut")
+    assert code == 17 and "attach --board" in err
+    relay.mend()
+    code, lines, err = call(capsys, "attach")
+    assert (code, err) == (0, "") and lines[-1]["verb"] == "learn" and lines[-1]["out"] == str(tmp_path / "cut")
+    for name in ("name", "updates", "final_average_accuracy", "forgetting"):
+        assert [setting[name] for setting in lines[-1]["settings"]] == [setting[name] for setting in expected]
 
 
 @pytest.mark.parametrize("verb", ["attach", "status", "stop"])

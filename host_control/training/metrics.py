@@ -44,6 +44,10 @@ class Metrics:
             # No checkpoint was there to go on from: what an earlier attempt recorded is done again from the start.
             self._drop_after(0)
             self._begins = False
+        elif event.get("event") == "step" and self.records and int(event["step"]) <= self._last_step():
+            # The board's events are heard from their start again.
+            self._drop_after(int(event["step"]) - 1)
+            self._seconds_before = 0.0
         if event.get("event") not in _KEPT:
             return
         record = finite(dict(event))
@@ -52,6 +56,9 @@ class Metrics:
         self.records.append(record)
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
+
+    def _last_step(self) -> int:
+        return next((int(record["step"]) for record in reversed(self.records) if "step" in record), 0)
 
     def _drop_after(self, step: int) -> None:
         """Forget what comes after the checkpoint of `step`: records carry their step, evals the step before them."""

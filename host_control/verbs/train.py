@@ -206,7 +206,10 @@ class _Training:
 
     def _prepare(self, before: dict[str, Any] | None) -> tuple[Built, Choice, TrainOptions]:
         """Build, send, and choose the batch size."""
+        from host_control.boards.runs import refuse_where_busy
+
         args, console = self.args, self.console
+        refuse_where_busy(self.board, self.folder.path)
         facts = None if args.target is not None else self.board.facts()
         target = choose_target(args.target, args.board, facts)
         built, _ = build_imported(self.model, args, target, self.folder.path / "build", console)
@@ -224,8 +227,7 @@ class _Training:
         self, options: TrainOptions, choice: Choice, built: Built, before: dict[str, Any] | None
     ) -> dict[str, Any]:
         """From the plan to the result that is left in the folder."""
-        steering = self.steer(self.board, options, built.minimum_batch) if self.steer is not None else None
-        if before is not None and (finish := self._finish(before, steering)).goes_on_by_itself():
+        if before is not None and self.steer is None and (finish := self._finish(before)).goes_on_by_itself():
             return finish.collect()
         self._announce(Schedule(options, self.data.train.samples, built.minimum_batch), built)
         held = self._write_options(options, choice, built)
@@ -234,8 +236,9 @@ class _Training:
         # A run of a comparison is finished by the comparison's own command; any other one by its options.
         record = board_record(self.args, self._command_out) | ({} if self.tags else {"options": held})
         goes_on = before is not None
-        return self._finish(held, steering).run(
-            lambda run: run.begin(options, self.data, weights, record, goes_on=goes_on, steering=steering), goes_on
+        steering = self.steer(self.board, options, built.minimum_batch) if self.steer is not None else None
+        return replace(self._finish(held), steering=steering).run(
+            lambda run: run.begin(options, self.data, weights, record, goes_on=goes_on), goes_on
         )
 
     @property
@@ -243,9 +246,8 @@ class _Training:
         """The --out of the command that goes on with this run."""
         return self.folder.path.parent if self.tags else self.folder.path
 
-    def _finish(self, held: Mapping[str, Any], steering: Steering | None = None) -> Finish:
-        out = self._command_out
-        return Finish(self.console, self.folder, self.board, held, tags=self.tags, command_out=out, steering=steering)
+    def _finish(self, held: Mapping[str, Any]) -> Finish:
+        return Finish(self.console, self.folder, self.board, held, tags=self.tags, command_out=self._command_out)
 
     def _compared(self, name: str, options: TrainOptions, choice: Choice, built: Built) -> dict[str, Any]:
         """One run of a comparison, as `train` alone would do it; it goes on where it was interrupted."""

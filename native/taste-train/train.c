@@ -54,6 +54,12 @@ static taste_status stop_early(training *run, taste_error *error) {
 }
 
 static taste_status steps(training *run, taste_error *error) {
+    /* A run that goes on at the end of an epoch may have been stopped before it was tested. */
+    if (run->at.step > 0 && is_time_to_evaluate(run)) {
+        taste_status status = evaluate_test(run, error);
+        if (status != TASTE_STATUS_OK && status != TASTE_STATUS_INTERRUPTED)
+            return at_step(run->at.step, status, error);
+    }
     while (run->at.step < run->schedule.steps) {
         if (trainer_interrupted) return stop_early(run, error);
         taste_status status = training_step(run, error);

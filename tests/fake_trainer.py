@@ -40,7 +40,7 @@ total = int(flags["--steps"])
 say(event="plan", batch_size=int(flags["--batch-size"]), planned_bytes=123456)
 for step in range(first + 1, total + 1):
     say(event="step", step=step, epoch=step / 10, loss=1 / step, accuracy=0.5, lr=0.1, samples_per_s=50.0,
-        temperature_c=61.5)
+        temperature_c=61.5, rss_bytes=3 << 20)
     if step % 10 == 0:
         say(event="eval", epoch=step / 10, seconds=(step - first) / 50, loss=0.5, accuracy=0.75, samples=4)
     time.sleep({pause})

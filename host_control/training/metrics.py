@@ -18,7 +18,10 @@ from host_control.console import finite
 from host_control.run_folder import write_whole
 
 RECORD, TABLE = "metrics.jsonl", "metrics.csv"
-COLUMNS = ("event", "step", "epoch", "loss", "accuracy", "lr", "effective_batch", "samples_per_s", "seconds", "samples")
+COLUMNS = (
+    "event", "step", "epoch", "loss", "accuracy", "lr", "effective_batch", "samples_per_s", "seconds", "samples",
+    "temperature_c", "rss_bytes",
+)  # fmt: skip
 _KEPT = ("step", "eval", "checkpoint")
 
 

@@ -12,6 +12,7 @@ typedef struct progress {
     uint64_t last_ns;
     uint64_t samples, step_ns;                   /* of the whole run */
     uint64_t samples_reported, step_ns_reported; /* up to the last event */
+    const char *system_root;                     /* where the board's thermal zones are */
 } progress;
 
 /* `labels`: how many there are in the step. */
@@ -25,7 +26,7 @@ typedef struct progress_step {
     int last_of_epoch;
 } progress_step;
 
-void progress_start(progress *p, double rate);
+void progress_start(progress *p, double rate, const char *system_root);
 void progress_step_done(progress *p, uint64_t samples, uint64_t elapsed_ns);
 void progress_report_step(progress *p, const progress_step *step);
 void progress_report_eval(const progress *p, double epoch, const tally *sum);

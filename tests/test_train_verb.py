@@ -146,11 +146,14 @@ def test_what_was_stopped_before_its_test_is_tested_when_it_goes_on(
 ) -> None:
     arguments = ("train", "--samples", packed, "--test", packed, "--batch-size", 4, "--lr", 0.01, "--eval-every", 1)
     arguments += ("--epochs", 3, "--checkpoint", tmp_path / "run")
-    whole = [e for e in succeed(program, *arguments, "--checkpoint-every", "6steps") if e["event"] == "eval"]
+    events = succeed(program, *arguments, "--checkpoint-every", "6steps")
+    whole, digest = [e for e in events if e["event"] == "eval"], events[-1]["sha256"]
     # What remains is the checkpoint at the end of epoch 2, as if the run had been stopped there.
     at = {metadata(f)["step"]: f for f in (tmp_path / "run").glob("*.safetensors")}
     at["18"].unlink()
-    again = [e for e in succeed(program, *arguments, "--resume") if e["event"] == "eval"]
+    events = succeed(program, *arguments, "--resume")
+    again = [e for e in events if e["event"] == "eval"]
+    assert events[-1]["sha256"] == digest
     assert [(e["epoch"], e["loss"]) for e in again] == [(e["epoch"], e["loss"]) for e in whole[1:]]
 
 

@@ -153,14 +153,15 @@ class Schedule:
         o, plan = self.options, self.options.adabatch
         assert plan is not None
         often = "every epoch" if plan.interval == 1 else f"every {plan.interval} epochs"
-        grows = f"effective batch {plan.start}"
+        grows, falls = f"effective batch {plan.start}", f"lr times {plan.lr_decay:g} {often}"
         if plan.start < plan.cap:
+            falls += ", and times what the effective batch grows by"
             grows += f", times {plan.factor:g} {often}, up to {plan.cap}"
         if micro:
             grows += f"; micro-batches of up to {o.batch_size}"
         return [
             f"{self.samples} samples, {self.epochs:g} epochs: {self.updates} updates",
-            f"{grows}; lr times {plan.lr_decay:g} {often}, and times what the effective batch grows by",
+            f"{grows}; {falls}",
         ]
 
 

@@ -241,6 +241,7 @@ class _Training:
                 fields = one._one(options, choice, built, before)
             except NonFiniteLossError as error:
                 self.console.line(f"diverged: {error}")
+                self.board.remove_folder(self.board.run_folder(name_on_board(path)))
                 return DIVERGED
             return finished_run(fields, read_records(path / RECORD))
 
@@ -286,9 +287,10 @@ class _Training:
         if options.adabatch is not None:
             _print_rows(self.console, schedule.interval_rows())
         self.console.line(f"memory: {mib(planned)} planned, {mib(free)} free on {self.board.name}")
-        if options.batch_size < 8 and any(node.op == "batch_norm" for node in self.model.nodes):
+        smallest = min(options.batch_size, options.effective_batch)
+        if smallest < 8 and any(node.op == "batch_norm" for node in self.model.nodes):
             self.console.line(
-                f"batch norms see {options.batch_size} samples at a time, which is noisy: --batch-size 8 or more, or "
+                f"batch norms see {smallest} samples at a time, which is noisy: --batch-size 8 or more, or "
                 "--bn-policy frozen, if training is unsteady"
             )
         self.console.event(

@@ -66,6 +66,7 @@ def opened_board(args: argparse.Namespace) -> Iterator[DeployedBoard | RecordedB
         seconds=getattr(args, "seconds", 2.0),
         memory_bytes=getattr(args, "memory", None),
         seed=getattr(args, "seed", None),
+        power_every=getattr(args, "power_every", None),
     )
     with open_board(args.board, settings=settings, remote_dir=args.remote_dir, accept_new=args.accept_new) as board:
         yield board

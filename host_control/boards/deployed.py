@@ -104,10 +104,14 @@ class DeployedBoard:
 
     def measure(self, point: OperatingPoint) -> Counters:
         """Run `taste-train bench` for one point, a process of its own; raises what its exit code stands for."""
+        return self.bench(point)[0]
+
+    def bench(self, point: OperatingPoint) -> tuple[Counters, str]:
+        """The same, with everything that the program printed."""
         arguments = bench_arguments(point, self.settings)
         result = self.run_program(arguments, timeout=bench_limit_s(point, self.settings, self.emulated))
         # Where we do not know, the program's own word counts.
-        return read_bench(result, point, self.name, emulated=self.emulated or None)
+        return read_bench(result, point, self.name, emulated=self.emulated or None), result.stdout
 
     def run_program(self, arguments: list[str], *, timeout: float) -> RunResult:
         """Run the deployed taste-train to its end; it is ended when this side goes away."""

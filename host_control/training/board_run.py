@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from cross.errors import INTERRUPTED, CompatibilityError, CorruptInputError, LinkLostError, TasteError
 from host_control.boards import DeployedBoard
@@ -20,6 +20,14 @@ WEIGHTS = "weights.safetensors"
 CHECKPOINT = "checkpoint"
 _SIGNALS = 128
 """Exit codes above it stand for a signal that ended the program."""
+
+
+class Steering(Protocol):
+    """Moves a run to other operating points: told the run's folder on the board before it starts, then of every event."""
+
+    def arguments(self, folder: str) -> list[str]: ...
+
+    def on_event(self, event: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class BoardRun:
     weights: Path | None
     goes_on: bool = False
     command_out: Path | None = None
+    steering: Steering | None = None
 
     def train(self, out: Path, on_event: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
         """Train to the end, going on from the run's checkpoint where there is one; the board's result.
@@ -52,6 +61,8 @@ class BoardRun:
             event = event_of(line)
             if event is not None:
                 on_event(event)
+                if self.steering is not None:
+                    self.steering.on_event(event)
                 if event.get("event") == "result":
                     results.append(event)
 
@@ -84,6 +95,8 @@ class BoardRun:
             words += ["--weights", self.board.send_file(self.weights)[0]]
         words += self.options.arguments()
         words += ["--checkpoint", f"{folder}/{CHECKPOINT}", "--save", f"{folder}/{WEIGHTS}"]
+        if self.steering is not None:
+            words += self.steering.arguments(folder)
         return [*words, "--resume"] if self.goes_on else words
 
     def _fetch(self, path: str, destination: Path, result: Mapping[str, Any]) -> None:

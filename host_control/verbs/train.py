@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -69,6 +69,9 @@ if TYPE_CHECKING:
     from cross.graph import Model
     from host_control.boards import DeployedBoard
     from host_control.data import PackedDataSet
+    from host_control.training.board_run import Steering
+
+    Steer = Callable[[DeployedBoard, TrainOptions, int], Steering]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_flags(parser, required=True)
     add_training_flags(parser)
     add_board_flags(parser)
-    add_running_flags(parser, measuring=False)
+    add_running_flags(parser, measuring=False, frequency=True)
     parser.add_argument(
         "--resume", action="store_true", help="go on with the run in --out, or the newest unfinished one"
     )
@@ -88,8 +91,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print batches, updates and learning rates, and end")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Pack, build, choose the batch size, send, train, fetch; interrupted, it goes on from the board's checkpoint."""
+def run(args: argparse.Namespace, steer: Steer | None = None) -> int:
+    """Pack, build, choose the batch size, send, train, fetch; interrupted, it goes on from the board's checkpoint.
+
+    `steer` makes what moves the run to other operating points, of the board, the options and the least rows of a step.
+    """
     console = Console(args.json)
     if args.compare:
         args = argparse.Namespace(**vars(args) | {"batch_schedule": GROWING})
@@ -111,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
         for name in args.compare or ():
             setting_options(name, options, data.train.samples)
         with opened_board(args) as board:
-            training = _Training(args, console, folder, deployed(board), data, model)
+            training = _Training(args, console, folder, deployed(board), data, model, steer=steer)
             return training.compare(before) if args.compare else training.run(before)
 
 
@@ -165,6 +171,7 @@ class _Training:
     data: PackedDataSet
     model: Model
     tags: Mapping[str, Any] = field(default_factory=dict)  # of a run that is compared: setting and seed
+    steer: Steer | None = None
 
     def run(self, before: dict[str, Any] | None) -> int:
         """`before`: options.json of the run that goes on."""
@@ -331,7 +338,8 @@ class _Training:
         seeded = self.args.model in ZOO and self.args.weights is None
         weights = None if seeded else built.folder / "weights.safetensors"
         out = self.folder.path.parent if self.tags else None
-        run = BoardRun(self.board, name_on_board(self.folder.path), options, self.data, weights, goes_on, out)
+        steering = self.steer(self.board, options, built.minimum_batch) if self.steer is not None else None
+        run = BoardRun(self.board, name_on_board(self.folder.path), options, self.data, weights, goes_on, out, steering)
         metrics = Metrics(self.folder.path)
         try:
             with self.console.live() as region:

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "control.h"
 #include "error.h"
 #include "json.h"
 #include "memory.h"
@@ -56,7 +57,8 @@ static taste_status stop_early(training *run, taste_error *error) {
 static taste_status steps(training *run, taste_error *error) {
     while (run->at.step < run->schedule.steps) {
         if (trainer_interrupted) return stop_early(run, error);
-        taste_status status = training_step(run, error);
+        taste_status status = control_apply(run, error);
+        if (status == TASTE_STATUS_OK) status = training_step(run, error);
 #ifdef TASTE_PLANT_GO_ON /* a harness that does not notice this is worth nothing */
         if (status == TASTE_STATUS_NON_FINITE) run->at = run->ahead, status = TASTE_STATUS_OK;
 #endif
@@ -74,7 +76,7 @@ static void report(const training *run, const char *sha256_text) {
     json_text("verb", "train");
     json_real("epochs", training_epochs(run));
     json_count("steps", run->at.step);
-    json_count("batch_size", run->t->batch_size);
+    json_count("batch_size", run->batches.batch_size);
     json_count("effective_batch", run->batches.effective);
     json_real("loss", run->loss);
     json_real("first_loss", run->first_loss);

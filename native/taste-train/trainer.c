@@ -28,7 +28,7 @@ footprint_need trainer_need(const options *options, const taste_model *model, ui
         .batch_size = options->batch_size,
         .threads = trainer_threads(options),
         .slots = options->hyper.optimizer == TASTE_OPTIMIZER_SGD ? 1 : 2,
-        .accumulate = facts.updates && effective > options->batch_size,
+        .accumulate = facts.updates && (effective > options->batch_size || options->control != NULL),
         .beside_bytes = options->beside_bytes,
     };
 }

@@ -147,6 +147,19 @@ taste_status training_start_reader(training *run, taste_error *error) {
     return status;
 }
 
+taste_status training_set_batch_size(training *run, uint32_t rows, taste_error *error) {
+    batches wanted = run->batches;
+    wanted.batch_size = rows;
+    taste_status status = batches_check(&wanted, run->schedule.steps, error);
+    /* What was asked for ahead had the old size. */
+    if (status == TASTE_STATUS_OK && run->ahead.step < run->schedule.steps)
+        status = prefetch_take(&run->reader, &run->batch, error);
+    if (status != TASTE_STATUS_OK) return status;
+    run->batches = wanted;
+    ask_ahead(run);
+    return status;
+}
+
 /* Gradients of all micro-batches of the step; adds up losses and correct labels. */
 static taste_status step_gradients(training *run, uint32_t effective, double *out_loss, uint64_t *out_correct,
                                    taste_error *error) {

@@ -194,11 +194,14 @@ def test_a_memory_cap_lower_than_the_plan_is_told_and_survived(
 
 
 def write_big_build(folder: Path, build: Path, seed: int) -> Path:
-    """The same program with 24 MiB of weights that nobody has yet."""
+    """The same program with 12 MiB of weights that nobody has yet."""
     folder.mkdir()
-    for name in ("taste-train", "manifest.json"):
-        (folder / name).symlink_to(build / name)
-    (folder / "weights.safetensors").write_bytes(random.Random(seed).randbytes(24 << 20))
+    (folder / "taste-train").symlink_to(build / "taste-train")
+    weights = random.Random(seed).randbytes(12 << 20)
+    (folder / "weights.safetensors").write_bytes(weights)
+    manifest = json.loads((build / "manifest.json").read_text())
+    manifest["files"]["weights.safetensors"]["sha256"] = hashlib.sha256(weights).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
 
@@ -211,9 +214,10 @@ def partial_files(there: Path) -> list[str]:
 def cut_an_upload(running: Running, big: Path, there: Path, at: int) -> float:
     """Pull the cable once `at` bytes of the weights are on the board; the seconds that deploy then took to return."""
     name, cut_at = running.name, [0.0]
+    digest = hashlib.sha256((big / "weights.safetensors").read_bytes()).hexdigest()
 
     def pull() -> None:
-        while not any(p.stat().st_size >= at for p in there.glob("objects/*/weights.safetensors*")):
+        while not any(path.stat().st_size >= at for path in there.glob(f"objects/{digest}/weights.safetensors*")):
             time.sleep(0.001)
         set_cable(running, up=False)
         cut_at[0] = time.monotonic()
@@ -251,14 +255,14 @@ def test_a_cut_link_leaves_the_old_deployment_and_no_partial_file(
     old = os.readlink(there / "current")
     for number in range(1, 6):
         big = write_big_build(tmp_path / f"new{number}", build, number)
-        assert cut_an_upload(running, big, there, draw.randrange(1, 12 << 20)) < 20
+        assert cut_an_upload(running, big, there, draw.randrange(1, 11 << 20)) < 20
         assert os.readlink(there / "current") == old and partial_files(there) == []
     with open_board(running.name, remote_dir="~/cut") as board:
         assert isinstance(board, DeployedBoard)
         sent = board.deploy(big, files=files).sent_bytes
         assert board.info()["event"] == "info"
     # What had arrived of the last one was not sent again.
-    assert 0 < sent < 24 << 20
+    assert 0 < sent < 12 << 20
     assert os.readlink(there / "current") != old and partial_files(there) == []
 
     # A deploy that writes in place is caught by the same check.

@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         signal.signal(signal.SIGTERM, _interrupt)
         args = make_parser().parse_args(words)
+        args.command = words
         code: int = args.run(args)
         sys.stdout.flush()
         return code

@@ -35,7 +35,7 @@ from cross.errors import (
     TasteError,
     UsageError,
 )
-from host_control.connection import ANSWER_S, SAVE_S, Lines, RunResult, shell_line, tied_arguments
+from host_control.connection import ANSWER_S, READ_BYTES, SAVE_S, Lines, RunResult, shell_line, tied_arguments
 from host_control.ssh_auth import Ask, ask_terminal, authenticate
 from host_control.ssh_dial import dial
 from host_control.ssh_host import SshHost, resolve_host
@@ -197,6 +197,20 @@ class Connection:
                 while block := reader.read(_BLOCK_BYTES):
                     writer.write(block)
                     watch.extend()
+
+    def read(self, path: str, offset: int = 0) -> bytes | None:
+        """As in host_control.connection."""
+        data = bytearray()
+        with self._file_calls("read", path) as (files, watch):
+            try:
+                with files.open(os.fsencode(path), "r") as reader:
+                    reader.seek(offset)
+                    while len(data) < READ_BYTES and (block := reader.read(_BLOCK_BYTES)):
+                        data += block
+                        watch.extend()
+            except FileNotFoundError:
+                return None
+        return bytes(data)
 
     def home(self) -> str:
         """The folder that a login starts in."""

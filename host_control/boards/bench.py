@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from cross.errors import (
@@ -29,6 +30,8 @@ class BenchSettings:
     """What stays the same over a study: at least `seconds` and `min_steps` a size; None leaves it to the program.
 
     `power_every`: seconds between samples of the board's sensors, None for none.
+    `owner` names whoever measures: a measurement that went on without its owner is collected by the same one only.
+    `record` is what the board keeps of it for whoever attaches.
     """
 
     seconds: float = 2.0
@@ -38,6 +41,8 @@ class BenchSettings:
     memory_bytes: int | None = None
     weights: str | None = None
     power_every: float | None = None
+    owner: str = ""
+    record: Mapping[str, Any] = field(default_factory=dict)
 
 
 def bench_arguments(point: OperatingPoint, settings: BenchSettings) -> list[str]:

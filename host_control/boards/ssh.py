@@ -26,4 +26,5 @@ def open_ssh(
     from host_control.ssh import Connection
 
     connection = Connection(name, accept_new=accept_new, ssh_config=ssh_config)
-    return DeployedBoard(name, connection, remote_dir or DEFAULT_FOLDER, settings, emulated=emulated)
+    folder = remote_dir or DEFAULT_FOLDER
+    return DeployedBoard(name, connection, folder, settings, emulated=emulated, outlives_link=True)

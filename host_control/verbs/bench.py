@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     program = "eval" if args.inference else "train"
     point = OperatingPoint(args.batch_size, program, args.threads, args.cores, args.frequency)
     out: Path = args.out or default_folder(args.model or "build", args.board)
-    with RunFolder(out) as folder, opened_board(args) as board:
+    with RunFolder(out) as folder, opened_board(args, folder.path) as board:
         if isinstance(board, DeployedBoard):
             send(board, built_for(args, board, out / "build", console), console)
         counters = measure(board, point, console)

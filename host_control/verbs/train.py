@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cross.errors import DataError, NonFiniteLossError, UsageError
 from cross.zoo import ZOO
 from host_control.comparison import run_each
-from host_control.console import Console, mib, rate
+from host_control.console import Console, mib
 from host_control.flags import add_board_flags, add_data_flags, add_model_flags, add_running_flags, positive
 from host_control.preparation import (
     Built,
@@ -42,6 +43,7 @@ from host_control.training.compare import (
     write_table,
 )
 from host_control.training.data import packed_data
+from host_control.training.finish import Finish
 from host_control.training.metrics import RECORD, read_records
 from host_control.training.model import model_for
 from host_control.training.options import (
@@ -55,12 +57,12 @@ from host_control.training.record import (
     OPTIONS,
     RESULT,
     TRAIN_RECORD,
+    board_record,
     check_goes_on,
     check_unchanged,
     choose_folder,
     describe_data,
     describe_model,
-    name_on_board,
     run_identity,
 )
 from host_control.training.schedule import Schedule, minimum_rows
@@ -116,7 +118,7 @@ def run(args: argparse.Namespace, steer: Steer | None = None) -> int:
             raise DataError(f"{data.source} has nothing to test on. Give a --val-split above 0.")
         for name in args.compare or ():
             setting_options(name, options, data.train.samples)
-        with opened_board(args) as board:
+        with opened_board(args, folder.path) as board:
             training = _Training(args, console, folder, deployed(board), data, model, steer=steer)
             return training.compare(before) if args.compare else training.run(before)
 
@@ -175,10 +177,12 @@ class _Training:
 
     def run(self, before: dict[str, Any] | None) -> int:
         """`before`: options.json of the run that goes on."""
+        if before is not None and self.steer is None and (finish := self._finish(before)).goes_on_by_itself():
+            finish.say(finish.collect())
+            return 0
         built, choice, options = self._prepare(before)
         fields = self._one(options, choice, built, before)
-        self._say(fields)
-        self.console.result("train", fields | {"out": str(self.folder.path)})
+        self._finish({}).say(fields)
         return 0
 
     def compare(self, before: dict[str, Any] | None) -> int:
@@ -220,14 +224,28 @@ class _Training:
         self, options: TrainOptions, choice: Choice, built: Built, before: dict[str, Any] | None
     ) -> dict[str, Any]:
         """From the plan to the result that is left in the folder."""
-        schedule = Schedule(options, self.data.train.samples, built.minimum_batch)
-        self._announce(schedule, built)
-        self._write_options(options, choice, built)
-        result = self._train(options, schedule, built, goes_on=before is not None)
-        fields = self._fields(result, options)
-        self.folder.write_json(RESULT, {"verb": "train", **fields})
-        self.folder.write_json(TRAIN_RECORD, run_identity(self.args) | {"complete": True})
-        return fields
+        steering = self.steer(self.board, options, built.minimum_batch) if self.steer is not None else None
+        if before is not None and (finish := self._finish(before, steering)).goes_on_by_itself():
+            return finish.collect()
+        self._announce(Schedule(options, self.data.train.samples, built.minimum_batch), built)
+        held = self._write_options(options, choice, built)
+        seeded = self.args.model in ZOO and self.args.weights is None
+        weights = None if seeded else built.folder / "weights.safetensors"
+        # A run of a comparison is finished by the comparison's own command; any other one by its options.
+        record = board_record(self.args, self._command_out) | ({} if self.tags else {"options": held})
+        goes_on = before is not None
+        return self._finish(held, steering).run(
+            lambda run: run.begin(options, self.data, weights, record, goes_on=goes_on, steering=steering), goes_on
+        )
+
+    @property
+    def _command_out(self) -> Path:
+        """The --out of the command that goes on with this run."""
+        return self.folder.path.parent if self.tags else self.folder.path
+
+    def _finish(self, held: Mapping[str, Any], steering: Steering | None = None) -> Finish:
+        out = self._command_out
+        return Finish(self.console, self.folder, self.board, held, tags=self.tags, command_out=out, steering=steering)
 
     def _compared(self, name: str, options: TrainOptions, choice: Choice, built: Built) -> dict[str, Any]:
         """One run of a comparison, as `train` alone would do it; it goes on where it was interrupted."""
@@ -310,75 +328,20 @@ class _Training:
             free_bytes=free,
         )
 
-    def _write_options(self, options: TrainOptions, choice: Choice, built: Built) -> None:
+    def _write_options(self, options: TrainOptions, choice: Choice, built: Built) -> dict[str, Any]:
         from host_control.study_report import environment
 
         names = ("model", "target", "build_id", "version")
-        self.folder.write_json(
-            OPTIONS,
-            {
-                "flags": run_identity(self.args),
-                "options": options.record(),
-                "batch_size_from": choice.source,
-                "model": describe_model(self.args, self.model),
-                "data": describe_data(self.data),
-                "board": self.board.name,
-                "build": {name: built.manifest.get(name) for name in names} | {"sha256": built.sha256},
-            },
-        )
+        held = {
+            "flags": run_identity(self.args),
+            "options": options.record(),
+            "batch_size_from": choice.source,
+            "model": describe_model(self.args, self.model),
+            "data": describe_data(self.data),
+            "board": self.board.name,
+            "build": {name: built.manifest.get(name) for name in names} | {"sha256": built.sha256},
+        }
+        self.folder.write_json(OPTIONS, held)
         facts = asdict(self.board.facts())
         self.folder.write_json("environment.json", environment(sys.argv, facts, board_name=self.board.name))
-
-    def _train(self, options: TrainOptions, schedule: Schedule, built: Built, goes_on: bool) -> dict[str, Any]:
-        from host_control.training.board_run import BoardRun
-        from host_control.training.curves import plot_curves
-        from host_control.training.metrics import Metrics
-        from host_control.training.view import TrainView
-
-        seeded = self.args.model in ZOO and self.args.weights is None
-        weights = None if seeded else built.folder / "weights.safetensors"
-        out = self.folder.path.parent if self.tags else None
-        steering = self.steer(self.board, options, built.minimum_batch) if self.steer is not None else None
-        run = BoardRun(self.board, name_on_board(self.folder.path), options, self.data, weights, goes_on, out, steering)
-        metrics = Metrics(self.folder.path)
-        try:
-            with self.console.live() as region:
-                view = TrainView(self.console, region, schedule, self.board.facts().emulated, goes_on, self.tags)
-
-                def on_event(event: Mapping[str, Any]) -> None:
-                    metrics.add(event)
-                    view.show(event)
-
-                return run.train(self.folder.path, on_event)
-        finally:
-            metrics.close()
-            if metrics.records:
-                plot_curves(
-                    self.folder.path / "curves.png", metrics.records, f"{self.model.name} on {self.data.source}"
-                )
-
-    def _fields(self, result: Mapping[str, Any], options: TrainOptions) -> dict[str, Any]:
-        names = ("test_accuracy", "test_loss", "loss", "accuracy", "epochs", "steps", "samples_per_s", "sha256")
-        return {name: result.get(name) for name in names} | {
-            "batch_size": options.batch_size,
-            "effective_batch": options.effective_batch,
-            "model": self.model.name,
-            "data": self.data.source,
-            "classes": len(self.data.classes),
-            "board": self.board.name,
-            "emulated": self.board.facts().emulated,
-            "seed": options.seed,
-        }
-
-    def _say(self, fields: Mapping[str, Any]) -> None:
-        folder, speed = self.folder.path, fields["samples_per_s"]
-        if fields["test_accuracy"] is not None:
-            self.console.line(f"test accuracy {fields['test_accuracy']:.2%}, loss {fields['test_loss']:.4f}")
-        elif fields["loss"] is not None:
-            self.console.line(f"training loss {fields['loss']:.4f}; there was nothing to test on")
-        if speed:
-            self.console.line(f"{rate(speed)}{' emulated' if fields['emulated'] else ''} samples/s")
-        self.console.line(
-            f"{folder}: weights.safetensors, result.json, metrics.jsonl, metrics.csv, curves.png, options.json"
-        )
-        self.console.line(f"next: export --run {folder} --onnx trained.onnx, or predict --run {folder} IMAGE")
+        return held

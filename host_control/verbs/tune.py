@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 def _run_in(path: Path, args: argparse.Namespace, identity: dict[str, Any], console: Console) -> int:
     from host_control.boards import DeployedBoard
 
-    with RunFolder(path) as folder, opened_board(args) as board:
+    with RunFolder(path) as folder, opened_board(args, folder.path) as board:
         built = None
         if isinstance(board, DeployedBoard):
             built = built_for(args, board, folder.path / "build", console)

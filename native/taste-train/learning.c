@@ -178,7 +178,7 @@ taste_status learning_open(const options *options, const trainer *t, const learn
     out->whole.run_state = t->beside + plan->learned;
     out->whole.run_state_bytes = plan->state_bytes;
     taste_session_set_step(t->session, (uint32_t)out->seed, 0);
-    progress_start(&out->progress, options->report_rate, options->system_root);
+    progress_start(&out->progress, options);
     status = open_folder(out, error);
     return status;
 }

@@ -70,6 +70,8 @@ typedef struct options {
     uint64_t frequency;  /* kHz; 0: unchanged */
     double power_every;  /* seconds between samples of the sensors; 0: none */
     const char *control; /* file that moves the operating point between steps; NULL: none */
+    const char *run; /* folder of a run that outlives who started it; NULL: an ordinary process */
+    int32_t foreground; /* of such a run: the process that is called waits for it */
     double report_rate; /* step events a second, at most */
     const char *system_root; /* put before /proc and /sys: tests hand in a tree of their own */
 } options;

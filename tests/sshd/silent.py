@@ -164,6 +164,15 @@ class Relay:
     def freeze(self) -> None:
         self._limit = self._passed
 
+    def cut(self) -> None:
+        """Hang up, and hang up on whoever calls again, until `mend`."""
+        self.freeze()
+        self._frozen = False
+        self._hang_up()
+
+    def mend(self) -> None:
+        self._limit = None
+
     def _hang_up(self) -> None:
         for link in self._links:
             with contextlib.suppress(OSError):

@@ -28,6 +28,7 @@ from host_control.emulation.namespace_board import set_cable
 from host_control.emulation.state import Running, board_folder, find_up, read_board
 from host_control.ssh import Connection
 
+_ROOT = Path(__file__).resolve().parent.parent
 BoardUp = Callable[..., str]
 Built = Callable[..., Path]
 
@@ -111,23 +112,27 @@ def test_deploy_tune_train_and_resume(
     train_and_resume(name, tmp_path, said)
 
 
-def train_and_resume(name: str, folder: Path, said: Callable[..., dict[str, Any]]) -> None:
-    """A run that is ended on the board in the middle goes on to the bits of one that never was."""
+def training_of(folder: Path) -> list[str]:
+    """A short training run of images that are made here."""
     draw = np.random.default_rng(5)
     x, y = draw.integers(0, 256, (240, 3, 16, 16)).astype(np.uint8), np.arange(240) % 10
     np.savez(folder / "data.npz", x_train=x, y_train=y, x_test=x[:20], y_test=y[:20])
     words = ["train", "--model", "mlp", "--data", str(folder / "data.npz"), "--batch-size", "4", "--lr", "0.01"]
-    words += ["--epochs", "4", "--augment", "crop-flip"]
+    return [*words, "--epochs", "4", "--augment", "crop-flip"]
+
+
+def train_and_resume(name: str, folder: Path, said: Callable[..., dict[str, Any]]) -> None:
+    """A run that is ended on the board in the middle goes on to the bits of one that never was."""
+    words = training_of(folder)
     straight = said(*words, "--out", str(folder / "straight"))
     assert straight["emulated"] is True and straight["epochs"] == 4
 
     command = [sys.executable, "-m", "host_control", *words, "--board", name, "--json", "--out", str(folder / "run")]
-    root = Path(__file__).resolve().parent.parent
     # Logged in beforehand: a fast board would be through with the run by the time of a login.
     ender = ["ssh", "-F", str(find_up(name)), name, "echo ready; read go; pkill -TERM taste-train"]
     with (
         subprocess.Popen(ender, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as end,
-        subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training,
+        subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training,
     ):
         assert training.stdout is not None and end.stdout is not None
         assert end.stdout.readline() == "ready\n"
@@ -271,6 +276,33 @@ def test_a_cut_link_leaves_the_old_deployment_and_no_partial_file(
     cut_an_upload(running, write_big_build(tmp_path / "planted", build, 9), there, 1 << 20)
     assert partial_files(there) != []
     ssh(running.name, "rm", "-rf", "cut")
+
+
+@pytest.mark.needs("netns-boards", "zig")
+def test_a_cut_link_changes_nothing_of_a_run(
+    board_up: BoardUp, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bits are those of a run without any link."""
+    running = read_board(board_up("rpi4-netns"))
+    assert running is not None
+    words, there = training_of(tmp_path), ["--remote-dir", str(tmp_path / "there")]
+    assert main([*words, "--board", "emulated:rpi4", *there, "--out", str(tmp_path / "here"), "--json"]) == 0
+    expected = json.loads(capsys.readouterr().out.splitlines()[-1])["sha256"]
+    command = [sys.executable, "-m", "host_control", *words, "--board", running.name, "--json"]
+    command += ["--out", str(tmp_path / "run")]
+    with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
+        assert training.stdout is not None
+        try:
+            for line in training.stdout:
+                if '"event": "step"' in line:
+                    break
+            set_cable(running, up=False)
+            time.sleep(2)
+        finally:
+            set_cable(running, up=True)
+        said, messages = training.communicate(timeout=180)
+    assert training.returncode == 0, messages
+    assert json.loads(said.splitlines()[-1])["sha256"] == expected
 
 
 @pytest.mark.needs("vm-boards")

@@ -375,3 +375,16 @@ def test_without_a_study_one_is_run_and_the_next_run_finds_it(
     assert (
         options["batch_size_from"].startswith("runs/") and options["options"]["batch_size"] == lines[-1]["batch_size"]
     )
+    tight = ("--memory", (1 << 20) + 2 * 1000)
+    code, lines, _ = train(capsys, *words, tmp_path / "four", *tight)
+    assert code == 0 and lines[-1]["batch_size"] == 2, "no more than fits now"
+    grows = ("--batch-schedule", "adabatch", "--effective-batch-start", 5, "--effective-batch-cap", 20, "--interval", 1)
+    code = main(["train", "--model", "mlp", "--data", str(data), *map(str, grows), "--steps", "20", "--out", "five"])
+    text = capsys.readouterr().out
+    assert code == 0 and len(measured) == second and "bs_opt of runs/" in text
+    found = json.loads(Path("five/options.json").read_text())["options"]
+    assert (found["batch_size"], found["effective_batch"], found["adabatch"]["cap"]) == (
+        options["options"]["batch_size"],
+        5,
+        20,
+    )

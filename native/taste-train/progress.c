@@ -22,6 +22,10 @@ static double per_second(uint64_t samples, uint64_t ns) {
     return ns > 0 ? (double)samples * 1e9 / (double)ns : 0;
 }
 
+static double progress_seconds(const progress *p) {
+    return (double)p->step_ns * 1e-9;
+}
+
 double progress_samples_per_s(const progress *p) {
     return per_second(p->samples, p->step_ns);
 }
@@ -45,17 +49,20 @@ void progress_report_step(progress *p, const progress_step *step) {
     json_real("loss", step->loss);
     json_real("accuracy", step->labels > 0 ? (double)step->correct / (double)step->labels : NAN);
     json_real("lr", (double)step->rate);
+    if (step->effective > 0) json_count("effective_batch", step->effective);
     json_real("samples_per_s", per_second(p->samples - p->samples_reported, p->step_ns - p->step_ns_reported));
     json_real("temperature_c", temperature);
     json_count("rss_bytes", resident);
+    json_real("seconds", progress_seconds(p));
     json_end();
     p->samples_reported = p->samples;
     p->step_ns_reported = p->step_ns;
 }
 
-void progress_report_eval(double epoch, const tally *sum) {
+void progress_report_eval(const progress *p, double epoch, const tally *sum) {
     json_begin("eval");
     json_real("epoch", epoch);
+    json_real("seconds", progress_seconds(p));
     json_real("loss", tally_loss(sum));
     json_real("accuracy", tally_accuracy(sum));
     json_count("samples", sum->samples);

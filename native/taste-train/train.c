@@ -19,7 +19,7 @@ static taste_status evaluate_test(training *run, taste_error *error) {
     if (run->test == NULL) return TASTE_STATUS_OK;
     const evaluation all = {.count = run->test->count};
     taste_status status = evaluate(run->t, run->test, run->batch, &all, NULL, &run->evaluated, error);
-    if (status == TASTE_STATUS_OK) progress_report_eval(training_epochs(run), &run->evaluated);
+    if (status == TASTE_STATUS_OK) progress_report_eval(&run->progress, training_epochs(run), &run->evaluated);
     return status;
 }
 

@@ -311,6 +311,7 @@ def test_what_eval_predict_and_export_cannot_do_is_one_line(
         (["export", "--model", "mlp", "--weights", own, "--onnx", run], 2, "is a folder. Name a file"),
         (["export", "--model", "mlp", "--weights", own, "--safetensors", run], 2, "is a folder. Name a file"),
         (["export", "--model", "mlp", "--weights", own, "--safetensors", "/proc/x"], 12, "No such file"),
+        (["export", "--model", "mlp", "--weights", own, "--safetensors", "/dev/null"], 2, "not a regular file"),
         (["export", "--run", run, "--onnx", "x.onnx"], 13, "does not fit mlp: missing"),
     ):
         got = main([*map(str, words)])

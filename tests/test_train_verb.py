@@ -315,6 +315,9 @@ def test_what_training_refuses(program: Path, images: tuple[Array, Array], packe
         (2, "--resume without a folder", (*base, "--epochs", 1, "--resume")),
         (2, "--checkpoint-every '5x'", (*base, "--epochs", 1, "--checkpoint-every", "5x")),
         (12, "cannot open", (*base, "--epochs", 1, "--test", tmp_path / "none")),
+        (12, "not a regular file", (*base, "--steps", 10**9, "--save", tmp_path)),
+        (12, "not a regular file", (*base, "--steps", 10**9, "--save", "/dev/full")),
+        (12, "cannot create", (*base, "--steps", 10**9, "--save", tmp_path / "none" / "saved")),
     ]
     for code, words, arguments in cases:
         refuse(code, words, program, *arguments)

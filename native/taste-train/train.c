@@ -138,6 +138,8 @@ taste_status verb_train(const options *options, taste_error *error) {
     trainer t;
     samples data = {.file.file = -1}, test = {.file.file = -1};
     taste_status status = trainer_open(options, "train", 1, &t, error);
+    /* A path that cannot be written to is said before hours of training, not after. */
+    if (status == TASTE_STATUS_OK && options->save != NULL) status = io_try(options->save, error);
     if (status == TASTE_STATUS_OK) status = samples_open(options->samples, &t, 1, &data, error);
     if (status == TASTE_STATUS_OK && options->test != NULL)
         status = samples_open(options->test, &t, 1, &test, error);

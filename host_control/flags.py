@@ -99,6 +99,17 @@ def numbers(text: str) -> tuple[float, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0.5,0.5,0.5") from None
 
 
+def megahertz(text: str) -> int:
+    """MHz, as kHz."""
+    try:
+        khz = round(float(text) * 1000)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a frequency in MHz such as 1500") from None
+    if not 0 < khz < 10**8:
+        raise argparse.ArgumentTypeError(f"{text} is not a frequency in MHz such as 1500")
+    return khz
+
+
 def core_list(text: str) -> tuple[int, ...]:
     """CPU numbers: '0,1' or '0-3'."""
     cores: list[int] = []
@@ -184,7 +195,8 @@ def add_board_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--board",
         default="local",
-        help="local, an SSH host or alias, emulated:TARGET, or recorded:FILE.json (default: local)",
+        help="local, an SSH host or alias, an emulated board that is up, emulated:TARGET, or recorded:FILE.json "
+        "(default: local)",
     )
     group.add_argument("--remote-dir", metavar="DIR", help="folder on the board (default: ~/.local/share/taste-edge)")
     group.add_argument("--accept-new", action="store_true", help="record the host key of a host that is not known yet")
@@ -220,6 +232,9 @@ def add_data_flags(parser: argparse.ArgumentParser, required: bool = False) -> N
         "--skip-bad", action="store_true", help="leave out images that cannot be decoded, and count them"
     )
     group.add_argument(
+        "--domain", metavar="REGEX", help="its one group is the domain in a sample's name: '_([a-z]+)_' (CSV: a column)"
+    )
+    group.add_argument(
         "--window", type=positive, default=64, metavar="T", help="characters of one sample of a text (default: 64)"
     )
 
@@ -228,19 +243,30 @@ def pack_options(args: argparse.Namespace) -> PackOptions:
     """What the flags of `add_data_flags` and --seed ask for."""
     from host_control.data import PackOptions
 
-    names = "size resize val_split mean std bgr gray skip_bad seed window".split()
+    names = "size resize val_split mean std bgr gray skip_bad seed window domain".split()
     return PackOptions(**{name: getattr(args, name) for name in names})
 
 
-def add_running_flags(parser: argparse.ArgumentParser, measuring: bool = True) -> None:
-    """How a step runs on the board; `measuring` adds what only a measurement needs."""
+def add_running_flags(
+    parser: argparse.ArgumentParser, measuring: bool = True, seconds_default: float = 2.0, frequency: bool = False
+) -> None:
+    """How a step runs on the board; `measuring` adds what only a measurement needs, `frequency` the CPU's."""
     group = parser.add_argument_group("running")
     group.add_argument("--threads", type=positive, help="threads (default: one a core)")
     group.add_argument("--cores", type=core_list, help="cores to run on, such as 0,1 or 0-3 (default: all)")
+    if frequency:
+        group.add_argument(
+            "--frequency", type=megahertz, metavar="MHZ", help="of the CPU, put back at the end (default: unchanged)"
+        )
     group.add_argument("--memory", type=byte_count, metavar="BYTES", help="most the program may use, such as 512M")
     group.add_argument("--seed", type=not_negative, default=0, help="seed of weights, data and search (default: 0)")
     if measuring:
-        group.add_argument("--seconds", type=seconds, default=2.0, help="shortest measurement of one size (default: 2)")
+        group.add_argument(
+            "--seconds",
+            type=seconds,
+            default=seconds_default,
+            help=f"shortest measurement of one size (default: {seconds_default:g})",
+        )
 
 
 def add_output_flags(parser: argparse.ArgumentParser) -> None:

@@ -66,6 +66,7 @@ def opened_board(args: argparse.Namespace) -> Iterator[DeployedBoard | RecordedB
         seconds=getattr(args, "seconds", 2.0),
         memory_bytes=getattr(args, "memory", None),
         seed=getattr(args, "seed", None),
+        power_every=getattr(args, "power_every", None),
     )
     with open_board(args.board, settings=settings, remote_dir=args.remote_dir, accept_new=args.accept_new) as board:
         yield board
@@ -86,13 +87,24 @@ def choose_target(name: str | None, board: str, facts: BoardFacts | None) -> Tar
 
     if name is not None:
         return find_target(name)
-    if board.startswith("emulated:"):
-        return find_target(board.removeprefix("emulated:"))
+    if (own := emulated_target(board)) is not None:
+        return own
     if facts is None:
         raise UsageError("no board to probe. Name what to build for with --target.")
     from cross.probe import choose_target as suggest
 
     return find_target(suggest(facts))
+
+
+def emulated_target(board: str) -> Target | None:
+    """The target whose CPU an emulated board has, up or not; None for another board."""
+    from cross.target import find_target
+    from host_control.emulation.catalogue import load_catalogue
+
+    if board.startswith("emulated:"):
+        return find_target(board.removeprefix("emulated:"))
+    known = load_catalogue()
+    return known[board].target if board in known else None
 
 
 def build_model(args: argparse.Namespace, target: Target, out: Path, console: Console) -> tuple[Built, BuildResult]:

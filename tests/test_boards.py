@@ -82,7 +82,9 @@ def test_the_command_line_of_a_measurement() -> None:
         "bench --batch-size 6 --program eval --seconds 0.5 --min-steps 3 --warmup 1 --threads 2 --cores 0,3 "
         "--weights /w x --memory 536870912 --seed 7"
     )
-    for wrong in (OperatingPoint(0), OperatingPoint(-2), OperatingPoint(1, frequency_khz=600_000)):
+    watched = bench_arguments(OperatingPoint(1, frequency_khz=600_000), BenchSettings(power_every=0.1))
+    assert watched[-4:] == ["--frequency", "600000", "--power-every", "0.1"]
+    for wrong in (OperatingPoint(0), OperatingPoint(-2)):
         with pytest.raises(UsageError):
             bench_arguments(wrong, settings)
     assert (

@@ -26,7 +26,10 @@ _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What stays the same over a study: at least `seconds` and `min_steps` a size; None leaves it to the program."""
+    """What stays the same over a study: at least `seconds` and `min_steps` a size; None leaves it to the program.
+
+    `power_every`: seconds between samples of the board's sensors, None for none.
+    """
 
     seconds: float = 2.0
     min_steps: int | None = None
@@ -34,14 +37,13 @@ class BenchSettings:
     seed: int | None = None
     memory_bytes: int | None = None
     weights: str | None = None
+    power_every: float | None = None
 
 
 def bench_arguments(point: OperatingPoint, settings: BenchSettings) -> list[str]:
     """Arguments of taste-train (without its path) that measure `point`."""
     if point.batch_size < 1:
         raise UsageError(f"batch size {point.batch_size} is not at least 1.")
-    if point.frequency_khz is not None:
-        raise UsageError(f"frequency {point.frequency_khz} kHz: the frequency is not ours to set. Leave it out.")
     flags: list[tuple[str, object]] = [
         ("--batch-size", point.batch_size),
         ("--program", point.program),
@@ -53,6 +55,8 @@ def bench_arguments(point: OperatingPoint, settings: BenchSettings) -> list[str]
         ("--weights", settings.weights),
         ("--memory", settings.memory_bytes),
         ("--seed", settings.seed),
+        ("--frequency", point.frequency_khz),
+        ("--power-every", settings.power_every),
     ]
     return ["bench", *(word for flag, value in flags if value is not None for word in (flag, str(value)))]
 

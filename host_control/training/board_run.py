@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from cross.errors import INTERRUPTED, CompatibilityError, CorruptInputError, LinkLostError, TasteError
 from host_control.boards import DeployedBoard
@@ -22,10 +22,19 @@ _SIGNALS = 128
 """Exit codes above it stand for a signal that ended the program."""
 
 
+class Steering(Protocol):
+    """Moves a run to other operating points: told the run's folder on the board before it starts, then of every event."""
+
+    def arguments(self, folder: str) -> list[str]: ...
+
+    def on_event(self, event: Mapping[str, Any]) -> None: ...
+
+
 @dataclass(frozen=True)
 class BoardRun:
     """`name`: of the run's folder on the board. `weights`: what to start from, None for seeded ones. `goes_on`: whether
-    the run was begun before; a new one takes no checkpoint that lies there."""
+    the run was begun before; a new one takes no checkpoint that lies there. `command_out`: the --out of the command to go on
+    with, where that is not the run's own folder."""
 
     board: DeployedBoard
     name: str
@@ -33,6 +42,8 @@ class BoardRun:
     data: PackedDataSet
     weights: Path | None
     goes_on: bool = False
+    command_out: Path | None = None
+    steering: Steering | None = None
 
     def train(self, out: Path, on_event: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
         """Train to the end, going on from the run's checkpoint where there is one; the board's result.
@@ -50,10 +61,12 @@ class BoardRun:
             event = event_of(line)
             if event is not None:
                 on_event(event)
+                if self.steering is not None:
+                    self.steering.on_event(event)
                 if event.get("event") == "result":
                     results.append(event)
 
-        again = f"Go on with the same command and --out {shlex.quote(str(out))} --resume."
+        again = f"Go on with the same command and --out {shlex.quote(str(self.command_out or out))} --resume."
         try:
             outcome = self.board.follow_program(self._arguments(folder), on_line)
         except LinkLostError as error:
@@ -82,6 +95,8 @@ class BoardRun:
             words += ["--weights", self.board.send_file(self.weights)[0]]
         words += self.options.arguments()
         words += ["--checkpoint", f"{folder}/{CHECKPOINT}", "--save", f"{folder}/{WEIGHTS}"]
+        if self.steering is not None:
+            words += self.steering.arguments(folder)
         return [*words, "--resume"] if self.goes_on else words
 
     def _fetch(self, path: str, destination: Path, result: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from host_control.run_folder import RunFolder, default_folder
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_built_flags(parser)
     add_board_flags(parser)
-    add_running_flags(parser)
+    add_running_flags(parser, frequency=True)
     parser.add_argument("--batch-size", type=positive, required=True, help="samples a step")
     parser.add_argument("--inference", action="store_true", help="measure the forward program instead of a train step")
 
@@ -26,7 +26,8 @@ def run(args: argparse.Namespace) -> int:
     from host_control.boards import DeployedBoard
 
     console = Console(args.json)
-    point = OperatingPoint(args.batch_size, "eval" if args.inference else "train", args.threads, args.cores)
+    program = "eval" if args.inference else "train"
+    point = OperatingPoint(args.batch_size, program, args.threads, args.cores, args.frequency)
     out: Path = args.out or default_folder(args.model or "build", args.board)
     with RunFolder(out) as folder, opened_board(args) as board:
         if isinstance(board, DeployedBoard):

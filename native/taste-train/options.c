@@ -25,7 +25,7 @@ static const flag flags[] = {
     {"--program", "ibp", TEXT, AT(program), 0, NULL},
     {"--batch-size", "ibptel", COUNT, AT(batch_size), 1, NULL},
     {"--effective-batch", "it", COUNT, AT(effective_batch), 1, NULL},
-    {"--seconds", "bp", SECONDS, AT(seconds), 0, NULL},
+    {"--seconds", "bpm", SECONDS, AT(seconds), 0, NULL},
     {"--min-steps", "b", COUNT, AT(min_steps), 1, NULL},
     {"--warmup", "b", COUNT, AT(warmup), 0, NULL},
     {"--threads", "ibptel", COUNT, AT(threads), 1, NULL},
@@ -46,6 +46,10 @@ static const flag flags[] = {
     {"--warmup", "t", SHARE, AT(warmup_share), 0, NULL},
     {"--step-every", "t", SECONDS, AT(step_every), 1e-9, NULL},
     {"--step-gamma", "t", SECONDS, AT(step_gamma), 0, NULL},
+    {"--interval", "it", COUNT, AT(interval), 1, NULL},
+    {"--batch-factor", "it", SECONDS, AT(batch_factor), 1, NULL},
+    {"--effective-batch-cap", "it", COUNT, AT(effective_batch_cap), 1, NULL},
+    {"--lr-decay", "it", SECONDS, AT(lr_decay), 1e-9, NULL},
     {"--optimizer", "itl", CHOICE, AT(hyper.optimizer), 0, "sgd|adam|adamw"},
     {"--momentum", "tl", FACTOR, AT(hyper.momentum), 0, NULL},
     {"--nesterov", "tl", SWITCH, AT(hyper.nesterov), 0, NULL},
@@ -75,7 +79,10 @@ static const flag flags[] = {
     {"--passes", "l", COUNT, AT(learn.passes), 1, NULL},
     {"--samples-per-class", "l", COUNT, AT(learn.samples_per_class), 1, NULL},
     {"--loss-classes", "l", CHOICE, AT(learn.loss_classes), 0, "all|seen"},
-    {"--system-root", "ibptel", TEXT, AT(system_root), 0, NULL},
+    {"--frequency", "bt", SEED, AT(frequency), 1, NULL},
+    {"--power-every", "btm", SECONDS, AT(power_every), 0.001, NULL},
+    {"--control", "t", TEXT, AT(control), 0, NULL},
+    {"--system-root", "ibptelm", TEXT, AT(system_root), 0, NULL},
 };
 
 /* A whole decimal number up to `highest`; 0: it is none. */
@@ -181,16 +188,45 @@ static const flag *find_flag(const char *name, char verb) {
     return NULL;
 }
 
+/* An effective batch that grows: all four flags or none. */
+static taste_status check_growth(const options *o, taste_error *error) {
+    if (o->interval == 0 && o->batch_factor == 0 && o->effective_batch_cap == 0 && o->lr_decay == 0)
+        return TASTE_STATUS_OK;
+    if (o->interval == 0 || o->batch_factor == 0 || o->effective_batch_cap == 0 || o->lr_decay == 0 ||
+        o->effective_batch == 0) {
+        return taste_fail(error, TASTE_STATUS_USAGE,
+                          "an effective batch that grows needs all of --effective-batch, --interval, --batch-factor, "
+                          "--effective-batch-cap and --lr-decay. Give them.");
+    }
+    if (o->schedule != 0) {
+        return taste_fail(error, TASTE_STATUS_USAGE,
+                          "--schedule with --interval: the effective batch decides the rate. Leave one of them out.");
+    }
+    if (o->effective_batch > o->effective_batch_cap || o->lr_decay > 1) {
+        return taste_fail(error, TASTE_STATUS_USAGE,
+                          "effective batch %u with a cap of %u, learning rate decay %g. Use a cap from the effective "
+                          "batch on, and a decay up to 1.",
+                          o->effective_batch, o->effective_batch_cap, o->lr_decay);
+    }
+    int grows = floor(o->effective_batch * o->batch_factor) > o->effective_batch;
+    if (!grows && o->effective_batch < o->effective_batch_cap) {
+        return taste_fail(error, TASTE_STATUS_USAGE, "effective batch %u does not grow by %g. Use a larger factor.",
+                          o->effective_batch, o->batch_factor);
+    }
+    return TASTE_STATUS_OK;
+}
+
 static taste_status check_training(const options *o, taste_error *error) {
     if ((o->steps == 0) == (o->epochs == 0) || !o->learning_rate_given) {
         return taste_fail(error, TASTE_STATUS_USAGE,
                           "train without its length or learning rate. Give one of --epochs E and --steps K, and --lr L.");
     }
-    if (o->effective_batch != 0 && o->effective_batch < o->batch_size) {
+    uint32_t largest = o->interval > 0 ? o->effective_batch_cap : o->effective_batch;
+    if (largest != 0 && largest < o->batch_size) {
         return taste_fail(error, TASTE_STATUS_USAGE, "effective batch %u is smaller than batch size %u. Correct one.",
-                          o->effective_batch, o->batch_size);
+                          largest, o->batch_size);
     }
-    return TASTE_STATUS_OK;
+    return check_growth(o, error);
 }
 
 static taste_status check_learning(const options *o, taste_error *error) {
@@ -234,7 +270,7 @@ static taste_status check_optimizer(const options *o, taste_error *error) {
 /* Flags that only make sense together. */
 static taste_status check_together(const options *o, taste_error *error) {
     char verb = o->verb[0];
-    if (verb != 'i' && o->batch_size == 0)
+    if (verb != 'i' && verb != 'm' && o->batch_size == 0)
         return taste_fail(error, TASTE_STATUS_USAGE, "%s without a batch size. Give --batch-size N.", o->verb);
     if ((verb == 't' || verb == 'e' || verb == 'l') && o->samples == NULL) {
         return taste_fail(error, TASTE_STATUS_USAGE, "%s without samples. Give --samples FILE.", o->verb);
@@ -249,7 +285,7 @@ static taste_status check_together(const options *o, taste_error *error) {
 }
 
 taste_status options_parse(int argc, char **argv, options *out, taste_error *error) {
-    static const char *const verbs[] = {"info", "bench", "profile", "train", "eval", "learn"};
+    static const char *const verbs[] = {"info", "bench", "profile", "train", "eval", "learn", "monitor"};
     *out = (options){.seconds = 2, .min_steps = 5, .warmup = 3, .system_root = "", .report_rate = 10};
     out->hyper = (taste_hyper){.beta1 = 0.9f, .beta2 = 0.999f, .epsilon = 1e-8f};
     out->checkpoint_seconds = 300;
@@ -260,7 +296,7 @@ taste_status options_parse(int argc, char **argv, options *out, taste_error *err
         if (strcmp(argv[1], verbs[i]) == 0) out->verb = verbs[i];
     }
     if (out->verb == NULL) {
-        return taste_fail(error, TASTE_STATUS_USAGE, "no verb '%.40s'. Use info, bench, profile, train, eval or learn.",
+        return taste_fail(error, TASTE_STATUS_USAGE, "no verb '%.40s'. Use info, bench, profile, train, eval, learn or monitor.",
                           argc > 1 ? argv[1] : "");
     }
     for (int i = 2; i < argc; i++) {

@@ -51,6 +51,10 @@ typedef struct options {
     double warmup_share;    /* of all steps */
     double step_every;      /* epochs */
     double step_gamma;
+    uint32_t interval;            /* epochs after which the effective batch grows; 0: it stays */
+    double batch_factor;          /* by which it grows */
+    uint32_t effective_batch_cap; /* up to where */
+    double lr_decay;              /* of the rate after an interval, were the effective batch the same */
     taste_hyper hyper;
     int learning_rate_given;
     float label_smoothing;
@@ -63,6 +67,9 @@ typedef struct options {
     int resume;
     uint64_t beside_bytes;  /* no flag: set by a verb that keeps more than its batches */
     struct learn_options learn;
+    uint64_t frequency;  /* kHz; 0: unchanged */
+    double power_every;  /* seconds between samples of the sensors; 0: none */
+    const char *control; /* file that moves the operating point between steps; NULL: none */
     double report_rate; /* step events a second, at most */
     const char *system_root; /* put before /proc and /sys: tests hand in a tree of their own */
 } options;

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "control.h"
 #include "error.h"
 #include "json.h"
 #include "memory.h"
@@ -19,7 +20,7 @@ static taste_status evaluate_test(training *run, taste_error *error) {
     if (run->test == NULL) return TASTE_STATUS_OK;
     const evaluation all = {.count = run->test->count};
     taste_status status = evaluate(run->t, run->test, run->batch, &all, NULL, &run->evaluated, error);
-    if (status == TASTE_STATUS_OK) progress_report_eval(training_epochs(run), &run->evaluated);
+    if (status == TASTE_STATUS_OK) progress_report_eval(&run->progress, training_epochs(run), &run->evaluated);
     return status;
 }
 
@@ -56,7 +57,11 @@ static taste_status stop_early(training *run, taste_error *error) {
 static taste_status steps(training *run, taste_error *error) {
     while (run->at.step < run->schedule.steps) {
         if (trainer_interrupted) return stop_early(run, error);
-        taste_status status = training_step(run, error);
+        taste_status status = control_apply(run, error);
+        if (status == TASTE_STATUS_OK) status = training_step(run, error);
+#ifdef TASTE_PLANT_GO_ON /* a harness that does not notice this is worth nothing */
+        if (status == TASTE_STATUS_NON_FINITE) run->at = run->ahead, status = TASTE_STATUS_OK;
+#endif
         if (status != TASTE_STATUS_OK) return at_step(run->at.step + 1, status, error);
         if (is_time_to_evaluate(run)) status = evaluate_test(run, error);
         if (status == TASTE_STATUS_OK && run->at.step < run->schedule.steps) status = training_save_if_due(run, error);
@@ -71,10 +76,11 @@ static void report(const training *run, const char *sha256_text) {
     json_text("verb", "train");
     json_real("epochs", training_epochs(run));
     json_count("steps", run->at.step);
-    json_count("batch_size", run->t->batch_size);
+    json_count("batch_size", run->batches.batch_size);
     json_count("effective_batch", run->batches.effective);
     json_real("loss", run->loss);
     json_real("first_loss", run->first_loss);
+    json_real("accuracy", run->accuracy);
     json_real("test_loss", tally_loss(&run->evaluated));
     json_real("test_accuracy", tally_accuracy(&run->evaluated));
     json_real("samples_per_s", progress_samples_per_s(&run->progress));

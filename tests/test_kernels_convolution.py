@@ -15,6 +15,7 @@ from cross.kernels.convolution_input_gradient import (
     weight_transpose,
 )
 from cross.kernels.convolution_weight_gradient import convolution_weight_gradient
+from cross.kernels.lane_sums import is_few, suits_lane_sums
 from cross.storage import NO_PADS
 from tests import convolution_reference as reference
 from tests.kernel_tensors import HOST, Runner, canonical, empty, relative_error, stored
@@ -66,7 +67,7 @@ def check(spec: ConvSpec) -> None:
     """Forward pass and both gradients at batches 1 to 3; whatever is stored outside the tensors must come out zero."""
     assert convolution_class(spec, HOST) == "direct"
     forward = Runner(convolution_forward(spec, HOST))
-    transpose = Runner(weight_transpose(spec, HOST))
+    transpose = None if suits_lane_sums(spec, HOST) else Runner(weight_transpose(spec, HOST))
     input_gradient = Runner(convolution_input_gradient(spec, HOST))
     weight_gradient = Runner(convolution_weight_gradient(spec, HOST))
     x_stored, y_stored = spec.x_storage(HOST), spec.y_storage(HOST)
@@ -79,8 +80,9 @@ def check(spec: ConvSpec) -> None:
         x, w, dy = _tensors(spec, batch)
         y = canonical(forward(stored(x, x_stored), stored(w, w_storage), empty(y_plain, batch)), y_plain)
         assert relative_error(y, reference.forward(spec, x, w)) < TOLERANCE
-        copy = transpose(stored(w, w_storage), np.full(transposed_weight_shape(spec, HOST), np.nan, np.float32))
-        dx = canonical(input_gradient(stored(dy, y_stored), copy, empty(x_plain, batch)), x_plain)
+        ws, copy = stored(w, w_storage), np.full(transposed_weight_shape(spec, HOST), np.nan, np.float32)
+        weights = [ws, copy] if transpose is None else [transpose(ws, copy)]
+        dx = canonical(input_gradient(stored(dy, y_stored), *weights, empty(x_plain, batch)), x_plain)
         assert relative_error(dx, reference.input_gradient(spec, dy, w)) < TOLERANCE
         dw = canonical(weight_gradient(stored(x, x_stored), stored(dy, y_stored), empty(w_storage, batch)), w_storage)
         assert relative_error(dw, reference.weight_gradient(spec, x, dy)) < TOLERANCE
@@ -89,6 +91,15 @@ def check(spec: ConvSpec) -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_kernels_agree_with_numpy(name: str) -> None:
     check(with_needed_pads(SHAPES[name]))
+
+
+def test_input_gradients_of_few_pixels_take_the_weight_as_it_is() -> None:
+    """Shapes above lie on both sides of the choice, by their size and, for those of few pixels, by the batch."""
+    specs = [with_needed_pads(spec) for spec in SHAPES.values()]
+    few = [spec for spec in specs if suits_lane_sums(spec, HOST)]
+    assert 4 <= len(few) < len(specs)
+    assert {bool(is_few(spec, batch)) for spec in few for batch in (1, 2, 3)} == {True, False}
+    assert any(spec.strides == (2, 2) for spec in few) and any(spec.dilations == (1, 1) for spec in few)
 
 
 @pytest.mark.parametrize("name", ["3x3", "3x3 stride 2 odd", "stem"])

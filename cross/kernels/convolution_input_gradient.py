@@ -2,7 +2,8 @@
 p*stride + r*dilation - pad = h. Rows of x are taken by their phase, h modulo stride: all rows of a phase sum over the same
 kernel rows (`input_gradient_phases`), so each phase is a correlation of dy with part of the kernel, and nothing is multiplied by zero.
 
-The vector lanes run over input channels here, so the weight is read from a transposed copy, made once a step.
+The vector lanes run over input channels here, so the weight is read from a transposed copy, made once a step; a batch with few
+pixels does without (`lane_sums.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from tvm.script.ir_builder import tirx as T
 from cross.graph import Shape
 from cross.kernels.arithmetic import keep, transposed
 from cross.kernels.convolution import ConvSpec, Taps, input_gradient_phases
-from cross.kernels.correlation import Correlation, correlation
+from cross.kernels.correlation import Correlation, correlation, write_correlation
+from cross.kernels.lane_sums import is_few, suits_lane_sums, write_lane_sums
 from cross.kernels.loop_nest import Buffer, Expr, PrimFunc, lanes, settle, store, write_kernel
 from cross.storage import NO_PADS
 from cross.target import Target
@@ -62,10 +64,25 @@ def write_square(
 
 
 def convolution_input_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
-    """PrimFunc(dy stored with `spec.y_pads`, transposed copy of w, dx stored without pads).
+    """PrimFunc(dy stored with `spec.y_pads`, transposed copy of w, dx stored without pads); where the spec `suits_lane_sums`
+    PrimFunc(dy, w in weight storage, copy, dx), which makes the copy itself for a batch that wants it.
 
     y_pads must be at least `input_gradient_pads(spec)`. Any stride, pad and dilation; rows of x that no output reads get zero."""
-    return correlation(input_gradient_correlation(spec, target), target)
+    work = input_gradient_correlation(spec, target)
+    if not suits_lane_sums(spec, target):
+        return correlation(work, target)
+    with write_kernel(work.name) as kernel:
+        dy = kernel.tensor("dy", work.source.shape)
+        weight = kernel.tensor("weight", spec.weight_storage(target).shape)
+        copy = kernel.tensor("copy", work.weight_shape)
+        dx = kernel.tensor("dx", work.destination.shape)
+        with T.If(is_few(spec, kernel.batch)):
+            with T.Then():
+                write_lane_sums(spec, target, kernel.batch, (dy, weight, dx))
+            with T.Else():
+                write_transpose(spec, target, weight, copy)
+                write_correlation(work, target, kernel.batch, (dy, copy, dx))
+    return kernel.function
 
 
 def input_gradient_correlation(spec: ConvSpec, target: Target) -> Correlation:

@@ -25,6 +25,7 @@ from cross.kernels.loop_nest import (
     lanes,
     local,
     opaque_serial,
+    prefetch,
     settle,
     spread,
     store,
@@ -120,6 +121,11 @@ class _Nest:
     target: Target
     batch: Expr
 
+    @property
+    def ahead(self) -> bool:
+        """Whether the weights come from beyond the second-level cache."""
+        return prod(self.work.weight_shape) * 4 > self.target.l2_kib * 1024
+
     def phase(self, phase: Phase, cut: Split, blocks: Split, tile: Expr) -> None:
         """Tile number `tile` of a phase."""
         line, item = settle(tile // cut.count), settle(tile % cut.count)
@@ -172,6 +178,9 @@ class _Nest:
         ):
             r = rows.first + j * rows.step
             with T.unroll(depth) as i:
+                if self.ahead:
+                    taps = [columns.first + (outer + tap) * columns.step for tap in range(unrolled)]
+                    self._fetch([(block + k, c + 1, r, s, i) for s in taps for k in range(vectors)])
                 for row, column, users in reads:
                     y = row * self.work.in_strides[0] + rows.offset + j * rows.offset_step
                     x = column + outer * columns.offset_step
@@ -181,6 +190,11 @@ class _Nest:
                         s = columns.first + (outer + tap) * columns.step
                         for k in range(vectors):
                             add_to(sums[p], (k, lane), pixel * self.weight[block + k, c, r, s, i, lane])
+
+    def _fetch(self, places: list[tuple[Expr, ...]]) -> None:
+        """Weights of the next input block, which come from memory while this one's are multiplied."""
+        for place in places:
+            prefetch(self.weight, (*place, 0))
 
     def _reads(
         self, phase: Phase, places: list[tuple[Expr, Expr]], taps: range

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from math import prod
 from typing import Any
 
+from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
@@ -111,6 +112,16 @@ def store(buffer: Buffer, index: tuple[Expr, ...], value: Expr) -> None:
 def add_to(buffer: Buffer, index: tuple[Expr, ...], value: Expr) -> None:
     """buffer[index] += value: one fused multiply-add where `value` is a product."""
     T.buffer_store(buffer, buffer[index] + value, list(index))
+
+
+CACHE_LINE = 16
+"""Floats."""
+
+
+def prefetch(buffer: Buffer, index: tuple[Expr, ...]) -> None:
+    """Ask for the cache line of an element, into the second-level cache. It need not exist: nothing is read."""
+    address = tirx.call_intrin("handle", "tirx.address_of", buffer[index])
+    T.evaluate(tirx.call_intrin("void", "tirx.prefetch", address, 0, 2, 1))
 
 
 def opaque_serial(count: int, batch: Expr) -> Any:

@@ -23,6 +23,7 @@ from cross.kernels.convolution_input_gradient import (
     weight_transpose,
 )
 from cross.kernels.convolution_weight_gradient import convolution_weight_gradient
+from cross.kernels.lane_sums import suits_lane_sums
 from cross.kernels.winograd import suits_winograd
 from cross.kernels.winograd_correlation import (
     forward_chunk_shape,
@@ -197,7 +198,7 @@ def _conv2d_weight_gradient(site: Site) -> list[SiteCall]:
 
 
 def _conv2d_input_gradient(site: Site) -> list[SiteCall]:
-    """The direct kernel reads a copy of the weight with input and output channels exchanged."""
+    """The direct kernel reads a copy of the weight with input and output channels exchanged, unless a batch has few pixels."""
     spec, target, node = _spec(site), site.target, site.node
     kind = conv.convolution_class(spec, target)
     if kind != "direct":
@@ -207,22 +208,19 @@ def _conv2d_input_gradient(site: Site) -> list[SiteCall]:
         return _winograd_input_gradient(site, spec)
     dy, weight = node.inputs
     copy = f"{weight}:transposed~{node.outputs[0]}"
-    transpose = SiteCall(
-        "weight_transpose",
-        (spec, target.name),
-        lambda: weight_transpose(spec, target),
-        (weight, copy),
-        (0, 0),
-        {copy: _row_major(transposed_weight_shape(spec, target))},
-    )
+    shape, few = transposed_weight_shape(spec, target), suits_lane_sums(spec, target)
     product = SiteCall(
         node.op,
         (spec, target.name),
         lambda: convolution_input_gradient(spec, target),
-        (dy, copy, node.outputs[0]),
+        (dy, weight, copy, node.outputs[0]) if few else (dy, copy, node.outputs[0]),
         (0, conv.flops(spec)),
+        {copy: _row_major(shape)},
     )
-    return [transpose, product]
+    if few:
+        return [product]
+    build = partial(weight_transpose, spec, target)
+    return [SiteCall("weight_transpose", (spec, target.name), build, (weight, copy), (0, 0)), product]
 
 
 def _takes_winograd(site: Site) -> bool:

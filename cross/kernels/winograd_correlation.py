@@ -19,6 +19,7 @@ from cross.kernels.convolution import ConvSpec
 from cross.kernels.convolution_forward import forward_correlation
 from cross.kernels.convolution_input_gradient import input_gradient_correlation
 from cross.kernels.correlation import Correlation, write_correlation
+from cross.kernels.lane_sums import is_few, suits_lane_sums, write_lane_sums
 from cross.kernels.loop_nest import (
     Buffer,
     Expr,
@@ -56,8 +57,7 @@ LEAST_TILES = 144
 """Of a chunk, whatever the caches: a weight in parts is transformed for each chunk again."""
 
 FEW_TILES = 16
-"""A batch with fewer takes the direct nest where it would transform a weight in parts. (For the input gradient the direct nest
-wants a transposed copy, which costs as much.)"""
+"""A batch with fewer takes the direct nest where it would transform a weight in parts."""
 
 CACHES = 2
 """Second-level caches that a chunk takes."""
@@ -107,15 +107,27 @@ def _winograd(
             kernel.tensor("out", work.destination.shape),
         )
         nest = _Nest(work, target, tiles, kernel.batch, is_gradient, *tensors)
-        if is_gradient or weight is None or tiles.count >= FEW_TILES:
+        few = _few(spec, target, tiles, kernel.batch, is_gradient) if weight is not None else None
+        if few is None:
             nest.write()
         else:
-            with T.If(kernel.batch * tiles.count < FEW_TILES):
+            with T.If(few):
                 with T.Then():
-                    write_correlation(work, target, kernel.batch, (source, weight, tensors[-1]))
+                    direct = (source, weight, tensors[-1])
+                    if is_gradient:
+                        write_lane_sums(spec, target, kernel.batch, direct)
+                    else:
+                        write_correlation(work, target, kernel.batch, direct)
                 with T.Else():
                     nest.write()
     return kernel.function
+
+
+def _few(spec: ConvSpec, target: Target, tiles: Tiles, batch: Expr, is_gradient: bool) -> Expr | None:
+    """Whether a batch takes the direct nest; None where none does."""
+    if is_gradient:
+        return is_few(spec, batch) if suits_lane_sums(spec, target) else None
+    return batch * tiles.count < FEW_TILES if tiles.count < FEW_TILES else None
 
 
 @dataclass(frozen=True)

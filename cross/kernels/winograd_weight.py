@@ -49,11 +49,8 @@ def write_transformed(target: Target, weight: Buffer, is_gradient: bool, first: 
     part, _, in_blocks, depth, width = (int(extent) for extent in destination.shape)
     in_blocks, lane = in_blocks - 1, lanes(0, width)
     with T.parallel(part * in_blocks) as task:
-        # In the order in which the weight lies in memory.
-        if is_gradient:
-            block, c = settle(task % part), settle(task // part)
-        else:
-            block, c = settle(task // in_blocks), settle(task % in_blocks)
+        # Output blocks outside, as in the products: what a core has transformed is then in its own cache when it reads it.
+        block, c = settle(task // in_blocks), settle(task % in_blocks)
         output = settle(first + block)
         taps = weight
         if is_gradient:

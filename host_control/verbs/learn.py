@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     data = packed_data(args, console)
     if data.kind != "images" or data.test is None:
         raise DataError(f"{data.source} has no images to test on. Give images, and a --val-split above 0.")
-    options = resolve_options(args, data.classes)
+    options = resolve_options(args, data.classes, data.domains)
     with RunFolder(args.out or default_folder(args.model, args.board)) as folder:
         goes_on = _check_goes_on(folder, _identity(args, data))
         with opened_board(args) as board:

@@ -63,6 +63,7 @@ from host_control.training.record import (
     choose_folder,
     describe_data,
     describe_model,
+    name_on_board,
     run_identity,
 )
 from host_control.training.schedule import Schedule, minimum_rows

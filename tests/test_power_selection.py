@@ -242,6 +242,7 @@ def test_a_meters_clock_is_found_by_the_steps_it_shows(offset: float) -> None:
     loads = [(10.0, 14.0), (18.0, 21.0)]
     times = np.arange(0, 40, 0.1)
     watts = [4.0 + (3.0 if any(a <= t <= b for a, b in loads) else 0.0) + random.normal(0, 0.1) for t in times]
+    assert find_offset([(t, 4.0) for t in times], loads) is None and find_offset([], loads) is None
     assert find_offset([(t + offset, w) for t, w in zip(times, watts, strict=True)], loads) == pytest.approx(
         offset, abs=0.1
     )

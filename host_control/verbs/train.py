@@ -25,7 +25,7 @@ from host_control.preparation import (
     session_memory,
 )
 from host_control.run_folder import RunFolder
-from host_control.training.batch_size import Choice, choose_batch_size, known_batch_size
+from host_control.training.batch_size import Choice, choose_batch_size
 from host_control.training.compare import (
     COMPARISON_PICTURE,
     COMPARISON_TABLE,
@@ -63,6 +63,7 @@ from host_control.training.record import (
     choose_folder,
     describe_data,
     describe_model,
+    name_on_board,
     run_identity,
 )
 from host_control.training.schedule import Schedule, minimum_rows
@@ -126,23 +127,26 @@ def run(args: argparse.Namespace, steer: Steer | None = None) -> int:
 def _dry_run(args: argparse.Namespace, console: Console) -> int:
     data = packed_data(args, console)
     model = model_for(args, data, console)
-    options = resolve_options(args, model, data.train.samples, known_batch_size(args).batch_size)
+    samples, known = data.train.samples, isinstance(args.batch_size, int)
+    options = resolve_options(args, model, samples, args.batch_size if known else samples)
     why = default_recipe_of(args, model, options.effective_batch).why
     found = []
     for name in args.compare or (None,):
-        own = setting_options(name, options, data.train.samples) if name else options
-        schedule = Schedule(own, data.train.samples, minimum_rows(model))
+        own = setting_options(name, options, samples) if name else options
+        schedule = Schedule(own, samples, minimum_rows(model))
         if name:
             console.line(f"{name}:")
-        _print_schedule(console, schedule, why)
-        _print_rows(console, schedule.rows())
-        found.append({"schedule": schedule.rows(), "updates": schedule.updates} | ({"name": name} if name else {}))
+        _print_schedule(console, schedule, why, micro=known)
+        # A dry run measures nothing: a batch size that a study finds has no value yet.
+        rows = [row if known else row | {"batch_size": None} for row in schedule.rows()]
+        _print_rows(console, rows)
+        found.append({"schedule": rows, "updates": schedule.updates} | ({"name": name} if name else {}))
     console.result("train", {"dry_run": True, **({"settings": found} if args.compare else found[0])})
     return 0
 
 
-def _print_schedule(console: Console, schedule: Schedule, why: str) -> None:
-    for line in schedule.sentences():
+def _print_schedule(console: Console, schedule: Schedule, why: str, micro: bool = True) -> None:
+    for line in schedule.sentences(micro):
         console.line(line)
     console.line(f"defaults are those of {why}; every one has a flag (docs/train.md)")
 
@@ -154,7 +158,7 @@ def _print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
         [
             [
                 f"{row['epoch']}-{row['last']}" if row.get("last", row["epoch"]) > row["epoch"] else str(row["epoch"]),
-                *(str(row[name]) for name in names),
+                *("auto" if row[name] is None else str(row[name]) for name in names),
                 f"{row['lr']:.4g}",
             ]
             for row in rows
@@ -265,6 +269,7 @@ class _Training:
                 fields = one._one(options, choice, built, before)
             except NonFiniteLossError as error:
                 self.console.line(f"diverged: {error}")
+                self.board.remove_folder(self.board.run_folder(name_on_board(path)))
                 return DIVERGED
             return finished_run(fields, read_records(path / RECORD))
 
@@ -310,9 +315,10 @@ class _Training:
         if options.adabatch is not None:
             _print_rows(self.console, schedule.interval_rows())
         self.console.line(f"memory: {mib(planned)} planned, {mib(free)} free on {self.board.name}")
-        if options.batch_size < 8 and any(node.op == "batch_norm" for node in self.model.nodes):
+        smallest = min(options.batch_size, options.effective_batch)
+        if smallest < 8 and any(node.op == "batch_norm" for node in self.model.nodes):
             self.console.line(
-                f"batch norms see {options.batch_size} samples at a time, which is noisy: --batch-size 8 or more, or "
+                f"batch norms see {smallest} samples at a time, which is noisy: --batch-size 8 or more, or "
                 "--bn-policy frozen, if training is unsteady"
             )
         self.console.event(

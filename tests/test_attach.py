@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -171,6 +172,32 @@ def test_a_link_that_comes_back_changes_nothing(
     found = steps_recorded(tmp_path / "cut")
     assert found == sorted(set(found)) and found[-1] == STEPS
     assert not list((tmp_path / "board" / "runs").glob("*/*")), "what was fetched does not stay"
+
+
+@pytest.mark.acceptance
+def test_five_cuts_in_one_run(
+    relay: Relay, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At random steps, each for a second or two; the run is long enough for all of them."""
+    code, lines, err = train(capsys, "--out", "uncut", steps=8 * STEPS)
+    assert (code, err) == (0, "")
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    draw, show, cuts = random.Random(seed), TrainView.show, list[int]()
+    at = sorted(draw.sample(range(20, 6 * STEPS), 5))
+
+    def shown(self: TrainView, event: Any) -> None:
+        show(self, event)
+        if event["event"] == "step" and at and event["step"] >= at[0]:
+            cuts.append(at.pop(0))
+            relay.cut()
+            threading.Timer(draw.uniform(0.2, 2), relay.mend).start()
+
+    monkeypatch.setattr(TrainView, "show", shown)
+    code, again, err = train(capsys, "--out", "cut", steps=8 * STEPS)
+    assert (code, err) == (0, "") and len(cuts) == 5 and same(again[-1], lines[-1])
+    found = steps_recorded(tmp_path / "cut")
+    assert found == sorted(set(found)) and found[-1] == 8 * STEPS
 
 
 @pytest.mark.parametrize("how", ["attach", "resume", "elsewhere"])

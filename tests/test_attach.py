@@ -67,7 +67,7 @@ def frame(server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: 
     for file in (tmp_path / "board" / "runs").glob("*/process"):
         if not (file.parent / "exit").exists():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(file.read_text()), signal.SIGKILL)
+                os.kill(int(file.read_text().split()[0]), signal.SIGKILL)
 
 
 def use(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
@@ -107,7 +107,7 @@ def hold(relay: Relay) -> None:
 
 def process() -> int:
     (file,) = (Path.cwd() / "board" / "runs").glob("*/process")
-    return int(file.read_text())
+    return int(file.read_text().split()[0])
 
 
 def steps_recorded(folder: Path) -> list[int]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cross.errors import CorruptInputError, FileError, MissingToolError, NoOperatingPointError, UsageError
-from host_control.power.energy import find_offset, integrate
+from host_control.power.energy import find_offset, integrate, within
 from host_control.power.measuring import _slowed
 from host_control.power.profiling import profile_all, profile_pruned
 from host_control.power.relation import ProxyRuns, epochs_to, read_relation, read_runs, scaled_rate, write_relation
@@ -227,6 +227,13 @@ def test_energy_of_a_known_signal(offset: float, gaps: bool) -> None:
     assert (found.gap_s > 1.5) == gaps
     wrong = integrate(samples, 3.0, 58.0, offset_s=offset + 5)
     assert abs(wrong.joules / found.joules - 1) > 0.005, "a clock that is not corrected shows"
+
+
+def test_which_samples_belong_to_a_measurement() -> None:
+    times = [0.0, 1.0, 2.0, 3.0]
+    assert within(times, 0.9, 2.0) == [1, 2]
+    assert within(times, 1.2, 1.4) == [1, 2], "between two samples: both"
+    assert within(times, 3.2, 3.4) == [3] and within(times, 5.0, 6.0) == within([], 0.0, 1.0) == []
 
 
 def test_energy_at_the_edges() -> None:

@@ -70,7 +70,7 @@ def power(capsys: pytest.CaptureFixture[str], *words: object, lines: bool = True
 
 
 def measured(build: Path, out: Path, *words: object) -> tuple[object, ...]:
-    fixed = ("measure", "--build", build, "--batch-sizes", "2,8,16", "--seconds", 0.05, "--power-every", 0.01)
+    fixed = ("measure", "--build", build, "--batch-sizes", "2,8,16", "--seconds", 0.1, "--power-every", 0.02)
     return (*fixed, "--out", out, *words)
 
 

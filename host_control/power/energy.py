@@ -14,6 +14,9 @@ GAP_FACTOR = 4.0
 
 
 LEAST_STEP = 0.02
+"""Of the power: a smaller one when a load begins is noise."""
+
+REACH_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,15 @@ def integrate(samples: Sequence[Reading], start: float, end: float, *, offset_s:
     return Energy(joules, end - start, gap_s)
 
 
-def within(samples: Sequence[Reading], start: float, end: float, *, offset_s: float = 0.0) -> list[Reading]:
-    """The samples between `start` and `end`, at the times of the work's clock."""
-    return [(t - offset_s, watts) for t, watts in samples if start <= t - offset_s <= end and math.isfinite(watts)]
+def within(times: Sequence[float], start: float, end: float) -> list[int]:
+    """Which of rising `times` lie between `start` and `end`; where none does, the nearest on either side within REACH_S: what is
+    measured for less than the distance of two samples has its power between them."""
+    inside = [i for i, t in enumerate(times) if start <= t <= end]
+    if inside:
+        return inside
+    before = [i for i, t in enumerate(times) if start - REACH_S <= t < start]
+    after = [i for i, t in enumerate(times) if end < t <= end + REACH_S]
+    return before[-1:] + after[:1]
 
 
 def find_offset(

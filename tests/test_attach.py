@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from tests.sshd.silent import Relay
 
 pytestmark = [pytest.mark.boards, pytest.mark.needs("sshd", "zig")]
 
-STEPS = 1500
+STEPS = 2500
 FIXED = (
     "--model",
     "mlp",
@@ -99,10 +100,22 @@ def cut_at(monkeypatch: pytest.MonkeyPatch, step: int, deed: Callable[[], None])
     monkeypatch.setattr(TrainView, "show", shown)
 
 
-def hold(relay: Relay) -> None:
-    """Cut the link and hold the run still, so that a fast machine does not end it meanwhile."""
-    os.kill(process(), signal.SIGSTOP)
-    relay.cut()
+def hold(monkeypatch: pytest.MonkeyPatch, relay: Relay) -> None:
+    """Cut the link once a run has done some steps, and hold the run still: a fast machine would end it meanwhile."""
+    follow = DetachedRun.follow
+
+    def lost(self: DetachedRun, on_line: Any, **limits: Any) -> Any:
+        monkeypatch.setattr(DetachedRun, "follow", follow)
+        while True:
+            os.kill(process(), signal.SIGSTOP)
+            if (Path.cwd() / "board" / "runs" / self.name / "progress.json").exists():
+                break
+            os.kill(process(), signal.SIGCONT)
+            time.sleep(0.02)
+        relay.cut()
+        return follow(self, on_line, **limits)
+
+    monkeypatch.setattr(DetachedRun, "follow", lost)
 
 
 def process() -> int:
@@ -211,7 +224,7 @@ def test_whoever_attaches_later_finishes_it(
 ) -> None:
     uncut(capsys, expected)
     monkeypatch.setattr("host_control.boards.detached.RETRY_S", 0.0)
-    cut_at(monkeypatch, 20, lambda: hold(relay))
+    hold(monkeypatch, relay)
     code, lines, err = train(capsys, "--out", "cut")
     assert (code, err.count("\n")) == (17, 1) and f"attach --board {ALIAS} cut-" in err, err
     assert lines[-1]["event"] == "error" and not (tmp_path / "cut" / "weights.safetensors").exists()
@@ -256,7 +269,7 @@ def test_stop_saves_and_the_same_command_goes_on(
 ) -> None:
     uncut(capsys, expected)
     monkeypatch.setattr("host_control.boards.detached.RETRY_S", 0.0)
-    cut_at(monkeypatch, 20, lambda: hold(relay))
+    hold(monkeypatch, relay)
     code, _, err = train(capsys, "--out", "stopped")
     assert code == 17
     relay.mend()

@@ -172,7 +172,8 @@ def _innermost(assembly: str) -> list[tuple[str, ...]]:
         if named := re.match(r"^<(L\d+)>:", line):
             label, body = named[1], []
             continue
-        code = " ".join(line.partition("#")[0].partition("//")[0].split())
+        # A hash begins a comment on RISC-V and a number on ARM.
+        code = " ".join(re.split(r"//|# ", line)[0].split())
         if not code or code.endswith(":"):
             label, body = "", []
         elif re.search(rf"<{label}>$", code) and label:

@@ -121,6 +121,10 @@ class Lines:
         self._rest = b""
         self._whole: deque[bytes] = deque()
 
+    def begin_again(self) -> None:
+        """What comes next is the beginning of a line."""
+        self._rest = b""
+
     def feed(self, data: bytes) -> None:
         """Take a piece; a line is given on as soon as its end has come, or with the next piece where `on_line` raised."""
         *whole, self._rest = (self._rest + data).split(b"\n")

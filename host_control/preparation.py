@@ -67,9 +67,9 @@ def opened_board(args: argparse.Namespace, folder: Path | None = None) -> Iterat
         seconds=getattr(args, "seconds", 2.0),
         memory_bytes=getattr(args, "memory", None),
         seed=getattr(args, "seed", None),
-        power_every=getattr(args, "power_every", None),
         owner="" if folder is None else name_on_board(folder),
         record={} if folder is None else board_record(args, folder),
+        power_every=getattr(args, "power_every", None),
     )
     with open_board(args.board, settings=settings, remote_dir=args.remote_dir, accept_new=args.accept_new) as board:
         yield board

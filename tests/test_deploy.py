@@ -163,6 +163,19 @@ def test_the_loop_of_cuts_catches_a_deployment_that_writes_in_place(
         list(deploy_with_cuts(tmp_path))
 
 
+def test_the_loop_of_cuts_catches_an_upload_to_the_final_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(connection: LocalConnection, source: Path, part: str) -> int:
+        final = part.removesuffix(".part")
+        sent = connection.put(source, final)
+        os.chmod(final, 0o755)
+        return sent
+
+    monkeypatch.setattr("host_control.deploy._send", send)
+    monkeypatch.setattr("host_control.deploy._settle", lambda *_: None)
+    with pytest.raises(AssertionError):
+        list(deploy_with_cuts(tmp_path))
+
+
 def test_rollback_goes_back_by_one_rename_and_forth_again(tmp_path: Path) -> None:
     folder = tmp_path / "board"
     board = board_at(folder)

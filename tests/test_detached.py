@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from cross.errors import BusyError, LinkLostError, TasteError, UsageError
-from host_control.boards.detached import DetachedRun, Patience, alive, is_run
+from host_control.boards.detached import DetachedRun, Patience, _Follower, alive, is_run
 from host_control.boards.local import LocalConnection
-from host_control.connection import RunResult
-from tests.native_builds import HOST, refuse
+from host_control.connection import Lines, RunResult
+from tests.native_builds import ARM, HOST, RISCV, Toolchain, refuse
 from tests.packed_data import pack
 from tests.test_boards import gone
 
@@ -77,7 +77,7 @@ def test_a_run_is_begun_followed_and_ends_with_the_hash_of_an_ordinary_one(
     assert json.loads(lines[-1])["sha256"] == json.loads(plain.stdout.splitlines()[-1])["sha256"]
     assert [json.loads(line)["event"] for line in lines][0] == "plan"
     assert (run.state().status, run.state().exit_code) == ("ended", 0)
-    assert run.progress()["step"] == SHORT and run.record() == {"verb": "train"}
+    assert run.progress()["step"] == SHORT and run.record() == {"verb": "train", "program": command(SHORT)}
     again: list[str] = []
     assert run.follow(again.append).exit_code == 0 and again == lines, "whoever attaches later hears the same"
     run.remove()
@@ -124,6 +124,23 @@ def test_ctrl_c_stops_it_in_order_and_it_goes_on_from_there(
     run.start(command(LONG, *folder, "--resume"), {})
     wait_for_steps(run, done + 1)
     assert json.loads(Path(run.path("events.jsonl")).read_text().splitlines()[1])["event"] == "resume"
+
+
+def test_ctrl_c_while_it_begins_leaves_nothing_running(
+    run: DetachedRun, command: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = LocalConnection.run
+
+    def interrupted(self: LocalConnection, arguments: Any, **options: Any) -> RunResult:
+        result = begin(self, arguments, **options)
+        if "--run" in arguments:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(LocalConnection, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.start(command(LONG), {})
+    assert run.follow(lambda _: None).exit_code == 130
 
 
 @pytest.mark.parametrize(("ending", "code"), [(signal.SIGKILL, 137), (signal.SIGILL, 132)])
@@ -254,6 +271,27 @@ def gone_now(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
+def test_events_that_a_power_cut_took_are_heard_from_the_start(run: DetachedRun) -> None:
+    class Said(LocalConnection):
+        events, code = b"one\ntwo\nthr", b""
+
+        def read(self, path: str, offset: int = 0) -> bytes | None:
+            if path.endswith("exit"):
+                return self.code or None
+            return self.events[offset:] if path.endswith("events.jsonl") else b""
+
+        def size(self, path: str) -> int | None:
+            return len(self.events)
+
+    link, heard = Said(), list[str]()
+    after = DetachedRun(link, run.folder, "one", Patience(seconds=0))
+    follower = _Follower(after, Lines(heard.append))
+    assert follower.step() is None and heard == ["one", "two"]
+    link.events, link.code = b"one\nback\n", b"0\n"
+    follower._after_a_cut()
+    assert follower.step() is None and follower.step() == 0 and heard == ["one", "two", "one", "back"]
+
+
 def test_patience_has_its_bounds() -> None:
     clock = {"tries": 0}
 
@@ -284,7 +322,7 @@ def test_who_is_alive_and_whose_number_is_another_s_now(run: DetachedRun, comman
     assert is_run(found[pid], run.folder) and not is_run(found[os.getpid()], run.folder)
     # The number of a dead run that somebody else has now.
     run.stop()
-    assert gone(pid)
+    assert run.follow(lambda _: None).exit_code == 130
     Path(run.path("exit")).unlink()
     Path(run.path("process")).write_text(f"{os.getpid()}\n")
     assert run.state().status == "lost"
@@ -301,6 +339,26 @@ def test_in_the_foreground_the_process_that_is_called_waits(
         out, err = service.communicate(timeout=30)
     assert (service.returncode, out, err) == (130, b"", b"") and run.state().exit_code == 130
     assert list(Path(run.path("checkpoint")).glob("*.safetensors"))
+
+
+@pytest.mark.boards
+@pytest.mark.needs("qemu")
+@pytest.mark.parametrize("toolchain", [ARM, RISCV], ids=["arm64", "riscv64"])
+def test_other_architectures_do_the_same(
+    toolchain: Toolchain,
+    build: Callable[..., Path],
+    run: DetachedRun,
+    command: Callable[..., list[str]],
+) -> None:
+    binary = build(toolchain, "taste-train")
+    kept = ("--checkpoint", run.path("checkpoint"), "--save", run.path("weights"))
+    run.start([*toolchain.emulator, *command(LONG, *kept, binary=binary)], {})
+    wait_for_steps(run)
+    run.stop()
+    assert run.follow(lambda _: None).exit_code == 130
+    lines: list[str] = []
+    run.start([*toolchain.emulator, *command(SHORT, binary=binary)], {})
+    assert run.follow(lines.append).exit_code == 0 and json.loads(lines[-1])["steps"] == SHORT
 
 
 def test_what_a_run_refuses(program: Path, command: Callable[..., list[str]], tmp_path: Path) -> None:

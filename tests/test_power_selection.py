@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cross.errors import CorruptInputError, FileError, MissingToolError, NoOperatingPointError, UsageError
-from host_control.power.energy import find_offset, integrate
+from host_control.power.energy import find_offset, integrate, within
 from host_control.power.measuring import _slowed
 from host_control.power.profiling import profile_all, profile_pruned
 from host_control.power.relation import ProxyRuns, epochs_to, read_relation, read_runs, scaled_rate, write_relation
@@ -229,6 +229,13 @@ def test_energy_of_a_known_signal(offset: float, gaps: bool) -> None:
     assert abs(wrong.joules / found.joules - 1) > 0.005, "a clock that is not corrected shows"
 
 
+def test_which_samples_belong_to_a_measurement() -> None:
+    times = [0.0, 1.0, 2.0, 3.0]
+    assert within(times, 0.9, 2.0) == [1, 2]
+    assert within(times, 1.2, 1.4) == [1, 2], "between two samples: both"
+    assert within(times, 3.2, 3.4) == [3] and within(times, 5.0, 6.0) == within([], 0.0, 1.0) == []
+
+
 def test_energy_at_the_edges() -> None:
     assert integrate([(0.0, 2.0), (10.0, 4.0)], 2.0, 4.0).joules == pytest.approx(2 * 2.6)
     held = integrate([(1.0, 2.0), (2.0, 2.0), (3.0, 2.0)], 0.0, 5.0)
@@ -242,6 +249,7 @@ def test_a_meters_clock_is_found_by_the_steps_it_shows(offset: float) -> None:
     loads = [(10.0, 14.0), (18.0, 21.0)]
     times = np.arange(0, 40, 0.1)
     watts = [4.0 + (3.0 if any(a <= t <= b for a, b in loads) else 0.0) + random.normal(0, 0.1) for t in times]
+    assert find_offset([(t, 4.0) for t in times], loads) is None and find_offset([], loads) is None
     assert find_offset([(t + offset, w) for t, w in zip(times, watts, strict=True)], loads) == pytest.approx(
         offset, abs=0.1
     )

@@ -70,7 +70,7 @@ def power(capsys: pytest.CaptureFixture[str], *words: object, lines: bool = True
 
 
 def measured(build: Path, out: Path, *words: object) -> tuple[object, ...]:
-    fixed = ("measure", "--build", build, "--batch-sizes", "2,8,16", "--seconds", 0.05, "--power-every", 0.01)
+    fixed = ("measure", "--build", build, "--batch-sizes", "2,8,16", "--seconds", 0.1, "--power-every", 0.02)
     return (*fixed, "--out", out, *words)
 
 
@@ -232,3 +232,19 @@ def test_tune_for_energy_over_everything_that_can_be_set(
         more = [wrong, "time-to-accuracy"] if wrong == "--objective" else [wrong]
         assert main([*map(str, words), *more]) == 2
         assert words_of_error in capsys.readouterr().err
+
+
+def test_an_external_meter_and_an_idle_board(
+    build: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = "command:sh -c 'while :; do echo 4.25; sleep 0.005; done'"
+    few = ("--frequencies", "600", "--power-source")
+    code, lines, err = power(capsys, *measured(build, tmp_path / "meter", *few, meter))
+    assert code == 0, err
+    assert lines[-1]["source"] == "command:sh" and {p["watts"] for p in lines[-1]["points"]} == {4.25}
+    assert all(p["joules_per_sample"] == pytest.approx(4.25 / p["samples_per_s"]) for p in lines[-1]["points"])
+    monkeypatch.setattr("host_control.power.measure_run.IDLE_S", 0.1)
+    code, lines, err = power(capsys, *measured(build, tmp_path / "idle", *few, "board", "--subtract-idle"))
+    assert code == 0, err
+    assert lines[-1]["idle_watts"] == pytest.approx(4.618368)
+    assert all(p["watts"] == pytest.approx(0, abs=1e-6) for p in lines[-1]["points"])

@@ -29,9 +29,9 @@ _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 class BenchSettings:
     """What stays the same over a study: at least `seconds` and `min_steps` a size; None leaves it to the program.
 
-    `power_every`: seconds between samples of the board's sensors, None for none.
     `owner` names whoever measures: a measurement that went on without its owner is collected by the same one only.
     `record` is what the board keeps of it for whoever attaches.
+    `power_every`: seconds between samples of the board's sensors, None for none.
     """
 
     seconds: float = 2.0
@@ -40,9 +40,9 @@ class BenchSettings:
     seed: int | None = None
     memory_bytes: int | None = None
     weights: str | None = None
-    power_every: float | None = None
     owner: str = ""
     record: Mapping[str, Any] = field(default_factory=dict)
+    power_every: float | None = None
 
 
 def bench_arguments(point: OperatingPoint, settings: BenchSettings) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from cross.errors import INTERRUPTED, FileError, UsageError
 from cross.probe import PROBE_SCRIPT, BoardFacts, check_runs_on, parse_probe
@@ -131,9 +132,8 @@ class DeployedBoard:
     def bench(self, point: OperatingPoint) -> tuple[Counters, str]:
         """The same, with everything that the program printed."""
         arguments = bench_arguments(point, self.settings)
-        limit = bench_limit_s(point, self.settings, self.emulated)
         run = self._measure_detached if self.outlives_link else self._measure_tied
-        result = run(arguments, limit)
+        result = run(arguments, bench_limit_s(point, self.settings, self.emulated))
         # Where we do not know, the program's own word counts.
         return read_bench(result, point, self.name, emulated=self.emulated or None), result.stdout
 
@@ -143,7 +143,9 @@ class DeployedBoard:
     def _measure_detached(self, arguments: list[str], limit: float) -> RunResult:
         """Begin a measurement, or collect the one that an earlier process of this study began: it ran on meanwhile."""
         program = self._current()
-        asked = hashlib.sha256("\0".join([self.settings.owner, program, *arguments]).encode()).hexdigest()[:12]
+        # Who has no name finds nothing again that somebody without a name began.
+        owner = self.settings.owner or uuid4().hex
+        asked = hashlib.sha256("\0".join([owner, program, *arguments]).encode()).hexdigest()[:12]
         run, lines = self.detached(f"bench-{asked}"), list[str]()
         state = run.patience.keep_trying(run.state)
         if not (state.status == "running" or (state.status, state.exit_code) == ("ended", 0)):

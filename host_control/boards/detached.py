@@ -11,6 +11,7 @@ A cut link changes nothing of it. The host tries again for RETRY_S and then says
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from cross.errors import FileError, LinkLostError, TasteError, UsageError
-from host_control.boards.bench import check_exit
+from host_control.boards.bench import check_exit, last_line
 from host_control.connection import SAVE_S, Connection, Lines, RunResult, shell_line
 
 RETRY_S = 300.0
@@ -36,8 +37,11 @@ RECORD, EVENTS, MESSAGES, PROCESS, EXIT, PROGRESS = (
     "exit",
     "progress.json",
 )
+STOPPED, SERVICE = "stopped", "service.sh"
+"""The mark of a run that was stopped on purpose; what a unit calls (host_control.boards.service)."""
+
 _START_S = 60.0
-_POLL_S = (0.1, 1.0)
+_POLL_S = (0.1, 0.5)
 _QUIET_S = 10.0
 _MOST_PAUSE_S = 15.0
 _KEPT_MESSAGES_BYTES = 1 << 16
@@ -134,13 +138,22 @@ class DetachedRun:
             if self.state().status == "running":
                 return
             self._check(self.connection.run(["mkdir", "-p", self.folder]))
-            stale = [self.path(name) for name in (EVENTS, MESSAGES, PROCESS, EXIT, PROGRESS)]
+            stale = [self.path(name) for name in (EVENTS, MESSAGES, PROCESS, EXIT, PROGRESS, STOPPED)]
             self._check(self.connection.run(["rm", "-f", *stale]))
-            self._write_record(record)
+            self._write_record({**record, "program": list(command)})
             started = self.connection.run(words, timeout=_START_S)
             check_exit(started, f"beginning run {self.name} on {self.connection.name}")
 
-        self.patience.keep_trying(begin)
+        try:
+            self.patience.keep_trying(begin)
+        except LinkLostError as error:
+            again = shell_line(["status", "--board", self.connection.name])
+            raise LinkLostError(f"{error} Whether it has begun, `{again}` says.") from error
+        except KeyboardInterrupt:
+            # It may have begun: what nobody follows yet is not to go on after Ctrl-C.
+            with contextlib.suppress(TasteError):
+                self._ask_to_end()
+            raise
 
     def record(self) -> dict[str, Any]:
         """run.json as the host that began the run left it; empty where there is none."""
@@ -177,13 +190,13 @@ class DetachedRun:
 
     def stop(self) -> None:
         """Ask the run to save and end; returns at once, and does nothing where it does not run."""
+        self.patience.keep_trying(self._ask_to_end)
 
-        def ask() -> None:
-            state = self.state()
-            if state.status == "running":
-                self.connection.run(["kill", "-TERM", str(state.pid)])
-
-        self.patience.keep_trying(ask)
+    def _ask_to_end(self) -> None:
+        state = self.state()
+        if state.status == "running":
+            self.connection.run(["touch", self.path(STOPPED)])
+            self.connection.run(["kill", "-TERM", str(state.pid)])
 
     def remove(self) -> None:
         """Remove everything of the run from the board; never of one that runs."""
@@ -193,6 +206,10 @@ class DetachedRun:
                 self.connection.run(["rm", "-rf", self.folder])
 
         self.patience.keep_trying(clear)
+
+    def last_message(self) -> str:
+        """The last line of its stderr, without the `error: ` in front."""
+        return last_line(self._messages()).removeprefix("error: ")
 
     def how_to_attach(self) -> str:
         return (
@@ -261,6 +278,10 @@ class _Follower:
                 f"run {run.name} on {run.connection.name} is gone and has not noted how it ended, as after a reboot. "
                 "Its checkpoints are kept: the same command with its --out goes on from the last one."
             )
+        if (run.connection.size(run.path(EVENTS)) or 0) < self._offset:
+            # A power cut took the end of the events, and a service goes on with the run: they are heard from the start.
+            self._offset = 0
+            self._lines.begin_again()
 
 
 def alive(connection: Connection, pids: Sequence[int]) -> dict[int, str]:

@@ -17,6 +17,7 @@ from cross.errors import INTERRUPTED, BusyError, CompatibilityError, LinkLostErr
 from host_control.boards.bench import check_exit
 from host_control.boards.deployed import DeployedBoard
 from host_control.boards.detached import DetachedRun, Patience
+from host_control.boards.service import remove_service
 from host_control.connection import RunResult
 
 OnEvent = Callable[[Mapping[str, Any]], None]
@@ -33,6 +34,7 @@ class LongRun:
     """The run `name` on a board. `what` it is, for errors; `again` says how to go on with it.
 
     `on_event` gets every event of the program, and `link` {message} of the host's own when the link is lost or back.
+    `tied`: it must not run without this process, wherever it runs.
     """
 
     board: DeployedBoard
@@ -40,6 +42,12 @@ class LongRun:
     what: str
     again: str
     on_event: OnEvent
+    tied: bool = False
+
+    @property
+    def outlives_link(self) -> bool:
+        """Whether the run is detached."""
+        return self.board.outlives_link and not self.tied
 
     @cached_property
     def detached(self) -> DetachedRun:
@@ -52,7 +60,7 @@ class LongRun:
 
     def goes_on_by_itself(self) -> bool:
         """Whether the board has the run under way, or its result ready: there is nothing to begin."""
-        if not self.board.outlives_link:
+        if not self.outlives_link:
             return False
         state = self.detached.patience.keep_trying(self.detached.state)
         return state.status == "running" or (state.status, state.exit_code) == ("ended", 0)
@@ -64,7 +72,7 @@ class LongRun:
 
         BusyError (16) where another run holds the board, or this one is under way there already.
         """
-        if self.board.outlives_link:
+        if self.outlives_link:
             if anew:
                 if self.goes_on_by_itself():
                     raise BusyError(
@@ -92,7 +100,7 @@ class LongRun:
         try:
             outcome = follow()
         except LinkLostError as error:
-            if self.board.outlives_link:
+            if self.outlives_link:
                 raise
             raise LinkLostError(f"{error} The program there ends and saves where it was. {self.again}") from error
         if outcome.exit_code == INTERRUPTED:
@@ -111,7 +119,7 @@ class LongRun:
 
     def fetch(self, path: str, destination: Path) -> None:
         """Bring one of its files home."""
-        patience = self.detached.patience if self.board.outlives_link else Patience(seconds=0)
+        patience = self.detached.patience if self.outlives_link else Patience(seconds=0)
         try:
             patience.keep_trying(lambda: self.board.connection.get(path, destination))
         except LinkLostError as error:
@@ -119,7 +127,8 @@ class LongRun:
 
     def remove(self) -> None:
         """Remove what it left on the board."""
-        if self.board.outlives_link:
+        if self.outlives_link:
+            self.detached.patience.keep_trying(lambda: remove_service(self.detached))
             self.detached.remove()
         else:
             self.board.remove_folder(self.folder)

@@ -13,6 +13,12 @@ GAP_FACTOR = 4.0
 """Two samples further apart than so many times the usual distance have a gap between them."""
 
 
+LEAST_STEP = 0.02
+"""Of the power: a smaller one when a load begins is noise."""
+
+REACH_S = 1.0
+
+
 @dataclass(frozen=True)
 class Energy:
     """`joules` within `seconds`; `gap_s`: the part of it in gaps and beyond the samples, where power is bridged or held."""
@@ -50,23 +56,33 @@ def integrate(samples: Sequence[Reading], start: float, end: float, *, offset_s:
     return Energy(joules, end - start, gap_s)
 
 
-def within(samples: Sequence[Reading], start: float, end: float, *, offset_s: float = 0.0) -> list[Reading]:
-    """The samples between `start` and `end`, at the times of the work's clock."""
-    return [(t - offset_s, watts) for t, watts in samples if start <= t - offset_s <= end and math.isfinite(watts)]
+def within(times: Sequence[float], start: float, end: float) -> list[int]:
+    """Which of rising `times` lie between `start` and `end`; where none does, the nearest on either side within REACH_S: what is
+    measured for less than the distance of two samples has its power between them."""
+    inside = [i for i, t in enumerate(times) if start <= t <= end]
+    if inside:
+        return inside
+    before = [i for i, t in enumerate(times) if start - REACH_S <= t < start]
+    after = [i for i, t in enumerate(times) if end < t <= end + REACH_S]
+    return before[-1:] + after[:1]
 
 
-def find_offset(samples: Sequence[Reading], loads: Sequence[tuple[float, float]], *, reach_s: float = 10.0) -> float:
+def find_offset(
+    samples: Sequence[Reading], loads: Sequence[tuple[float, float]], *, reach_s: float = 10.0
+) -> float | None:
     """How much a meter's clock shows more than the work's: where its steps fit the `loads` (start, end) best.
 
     Tries offsets up to `reach_s` either way and takes the middle of those with the largest contrast between the mean
-    power within the loads and outside them. The error is about half the distance of two samples.
+    power within the loads and outside them; None where that is below 2 % of the power, as of a meter that does not see the
+    board. The error is about half the distance of two samples.
     """
     points = [(t, watts) for t, watts in samples if math.isfinite(watts)]
     step = reach_s / 1000
     scored = [(_contrast(points, loads, k * step), k * step) for k in range(-1000, 1001)]
     best = max(score for score, _ in scored)
-    if not math.isfinite(best):
-        return 0.0
+    mean = sum(watts for _, watts in points) / max(len(points), 1)
+    if not best > LEAST_STEP * abs(mean):
+        return None
     good = [offset for score, offset in scored if score >= best - 1e-9 * abs(best)]
     return (good[0] + good[-1]) / 2
 

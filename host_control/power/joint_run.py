@@ -98,7 +98,7 @@ def _search(
     sizes = _sizes(args, board, built, info, relation)
     space = joint_space(args, info, sizes, board.facts().cores)
     emulated = bool(info.get("emulated")) or board.facts().emulated
-    measuring = _measuring(args, board, built, source, folder.path, space, emulated)
+    measuring = _measuring(args, board, built, source, folder.path, space, emulated) if source is not None else None
     key = {
         "build": built.manifest.get("build_id"),
         "board": board.name,
@@ -108,7 +108,7 @@ def _search(
     key |= {"source": source.name if source else None, "relation": [str(p) for p in args.relation]}
     key |= {name: getattr(args, name) for name in ("max_batch_size", "threads", "cores", "seconds")}
     until = time.monotonic() + args.time_budget
-    labels = measuring.table.labels if source is not None else (" (emulated)" if emulated else "")
+    labels = measuring.table.labels if measuring is not None else (" (emulated)" if emulated else "")
     study = JointStudy(folder.path, space, key, args.budget, args.seed)
     console.line(
         f"searching {len(space)} settings ({len(space.batch_sizes)} batch sizes, "
@@ -117,7 +117,7 @@ def _search(
     )
 
     def measure(setting: Setting) -> Outcome:
-        outcome = _measure(measuring, setting, source is not None)
+        outcome = _measure(board, measuring, setting)
         console.event("trial", **_record(outcome))
         console.line(describe(outcome, labels))
         return outcome
@@ -155,12 +155,11 @@ def _search(
 
 
 def _measuring(
-    args: argparse.Namespace, board: DeployedBoard, built: Built, source: Source | None, folder: Path, space: JointSpace, emulated: bool
+    args: argparse.Namespace, board: DeployedBoard, built: Built, source: Source, folder: Path, space: JointSpace, emulated: bool
 ) -> Measuring:  # fmt: skip
-    name, estimated = (source.name, source.estimated) if source else ("none", False)
     table = PowerTable(
-        str(built.manifest.get("model")), str(built.manifest.get("build_id")), board.name, emulated, name, estimated,
-        space.batch_sizes, space.frequencies_khz, None, args.seconds,
+        str(built.manifest.get("model")), str(built.manifest.get("build_id")), board.name, emulated, source.name,
+        source.estimated, space.batch_sizes, space.frequencies_khz, None, args.seconds,
     )  # fmt: skip
     measuring = Measuring(board, source, folder, table, lambda point: None)
     if isinstance(source, Meter):
@@ -168,10 +167,11 @@ def _measuring(
     return measuring
 
 
-def _measure(measuring: Measuring, setting: Setting, with_power: bool) -> Outcome:
+def _measure(board: DeployedBoard, measuring: Measuring | None, setting: Setting) -> Outcome:
+    """With power where there is a source of it."""
     wanted = OperatingPoint(setting.batch_size, "train", setting.threads, setting.cores, setting.frequency_khz or None)
-    if not with_power:
-        counters = measuring.board.measure(wanted)
+    if measuring is None:
+        counters = board.measure(wanted)
         return Outcome(setting, counters.samples_per_s, counters.spread, None, None)
     point = measuring.measure(wanted)
     return Outcome(setting, point.samples_per_s, point.spread, point.watts, point.joules_per_sample)

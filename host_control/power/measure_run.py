@@ -154,7 +154,13 @@ class _Run:
             self.board.bench(OperatingPoint(batch_size, threads=self.args.threads, cores=self.args.cores))
         ended = time.monotonic()
         time.sleep(_PAUSE_S)
-        self.source.offset_s = find_offset(self.source.samples(), [(began, ended)])
+        offset = find_offset(self.source.samples(), [(began, ended)])
+        if offset is None:
+            raise UsageError(
+                f"{self.source.name} shows no step where a load of {ended - began:.0f} s began and ended: is it this board's meter? "
+                "Otherwise give --meter-offset in seconds."
+            )
+        self.source.offset_s = offset
         self.console.line(
             f"the meter's clock shows {self.source.offset_s:+.2f} s: found by a load of {ended - began:.0f} s"
         )

@@ -66,7 +66,7 @@ class Measuring:
     """One `power measure`: measures points into `table`, writes it after each, and takes what is there already."""
 
     board: DeployedBoard
-    source: Source | None
+    source: Source
     folder: Path
     table: PowerTable
     listener: Listener

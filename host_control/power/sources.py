@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cross.errors import FileError, MissingToolError, UsageError
-from host_control.power.energy import Reading
+from host_control.power.energy import Reading, within
 from host_control.power.trace import Trace
 
 BOARD, MODEL = "board", "model"
@@ -59,7 +59,7 @@ class BoardSensor:
         self.name = f"board:{kind}"
 
     def readings(self, trace: Trace, load: Load, board_offset_s: float) -> list[Reading]:
-        found = [(t, watts) for t, watts in trace.samples if trace.start <= t <= trace.end]
+        found = [trace.samples[i] for i in within([t for t, _ in trace.samples], trace.start, trace.end)]
         if not found:
             raise FileError(
                 trace.warnings[-1] if trace.warnings else "the board's sensor gave no sample. Use longer --seconds."
@@ -119,7 +119,8 @@ class Meter:
     def readings(self, trace: Trace, load: Load, board_offset_s: float) -> list[Reading]:
         shift = board_offset_s - self.offset_s
         wanted = self.wait_until(trace.end - board_offset_s)
-        found = [(t + shift, watts) for t, watts in wanted if trace.start <= t + shift <= trace.end]
+        shifted = [(t + shift, watts) for t, watts in wanted]
+        found = [shifted[i] for i in within([t for t, _ in shifted], trace.start, trace.end)]
         if not found:
             last = f"its last sample is {trace.end - wanted[-1][0] - shift:.1f} s old" if wanted else "it gave none"
             raise FileError(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from host_control.power.energy import Reading
+from host_control.power.energy import Reading, within
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def read_trace(events: Iterable[dict[str, Any]]) -> Trace:
         start = end - float(windows[-1]["elapsed_s"])
     elif "result" in kinds and "start_ns" in kinds["result"][-1]:
         start, end = (kinds["result"][-1][name] * 1e-9 for name in ("start_ns", "t_ns"))
-    inside = [event for event in power if start <= event["t_ns"] * 1e-9 <= end]
+    inside = [power[i] for i in within([event["t_ns"] * 1e-9 for event in power], start, end)]
     bits = [int(event["throttle_bits"]) for event in inside if event.get("throttle_bits") is not None]
     clocks = [int(event["frequency_khz"]) for event in inside if event.get("frequency_khz")]
     heat = [float(event["temperature_c"]) for event in inside if event.get("temperature_c") is not None]

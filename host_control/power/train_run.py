@@ -12,6 +12,8 @@ from host_control.power.relation import read_relation, scaled_rate
 from host_control.power.selection import select
 from host_control.power.steering import Steering, best_point, candidates_for, read_limit
 from host_control.power.table import PowerTable, megahertz, read_table
+from host_control.preparation import session_memory
+from host_control.search.space import memory_budget
 
 if TYPE_CHECKING:
     from host_control.boards import DeployedBoard
@@ -49,7 +51,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     settled = argparse.Namespace(**{**vars(args), **own})
 
     def steer(board: DeployedBoard, options: TrainOptions, minimum: int) -> Steering:
-        usable = candidates_for(table, options.effective_batch, minimum)
+        free = memory_budget(board.facts().memory_available_bytes, args.memory) or 0
+        fitting = max(session_memory(board.info(), "train").largest(free), options.batch_size)
+        usable = candidates_for(table, min(options.effective_batch, fitting), minimum)
         return Steering(
             table=usable,
             limit_watts=limit,

@@ -34,6 +34,7 @@ class TrainRun:
 
     run: LongRun
     out: Path
+    steering: Steering | None = None
 
     def begin(
         self,
@@ -43,7 +44,6 @@ class TrainRun:
         record: Mapping[str, Any],
         *,
         goes_on: bool,
-        steering: Steering | None = None,
     ) -> Callable[[], RunResult]:
         """Send data and `weights` (None: seeded ones) and begin, from the run's checkpoint where it `goes_on`."""
         board, folder = self.run.board, self.run.folder
@@ -56,9 +56,8 @@ class TrainRun:
                 words += ["--weights", board.send_file(weights)[0]]
             words += options.arguments()
             words += ["--checkpoint", f"{folder}/{CHECKPOINT}", "--save", f"{folder}/{WEIGHTS}"]
-            if steering is not None:
-                board.run_folder(self.run.name)
-                words += steering.arguments(folder)
+            if self.steering is not None:
+                words += self.steering.arguments(folder)
             return [*words, "--resume"] if goes_on else words
 
         return self.run.begin(words, record, anew=not goes_on)
@@ -90,8 +89,16 @@ def train_run(
     out: Path,
     on_event: Callable[[Mapping[str, Any]], None],
     command_out: Path | None = None,
+    steering: Steering | None = None,
 ) -> TrainRun:
     """The run `name` of a board whose weights come to the folder `out`. `command_out`: the --out of the command to go on
-    with, where that is not the run's own folder."""
+    with, where that is not the run's own folder. A run that is steered does not go on without this process: nobody
+    would keep it below its limit."""
+
+    def heard(event: Mapping[str, Any]) -> None:
+        on_event(event)
+        if steering is not None:
+            steering.on_event(event)
+
     again = f"Go on with the same command and --out {shlex.quote(str(command_out or out))} --resume."
-    return TrainRun(LongRun(board, name, "training", again, on_event), out)
+    return TrainRun(LongRun(board, name, "training", again, heard, tied=steering is not None), out, steering)

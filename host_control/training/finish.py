@@ -31,8 +31,7 @@ _MEASURED = ("test_accuracy", "test_loss", "loss", "accuracy", "epochs", "steps"
 class Finish:
     """A run on `board` and its folder here. `held`: its options.json. `name`: of the run on the board.
 
-    `tags`: fields of every event of a run that is compared, and `command_out` the comparison's folder. `steering` moves the
-    run to other operating points.
+    `tags`: fields of every event of a run that is compared, and `command_out` the comparison's folder.
     """
 
     console: Console
@@ -55,13 +54,7 @@ class Finish:
     def collect(self) -> dict[str, Any]:
         """Follow what was begun before, from its first event on."""
         self.console.line(f"{self.board.name} has run {self.run_name} under way: following it")
-
-        def begun(run: TrainRun) -> Callable[[], RunResult]:
-            if self.steering is not None:
-                self.steering.arguments(run.run.folder)
-            return run.run.follow
-
-        return self.run(begun)
+        return self.run(lambda run: run.run.follow)
 
     def run(self, begin: Callable[[TrainRun], Callable[[], RunResult]], goes_on: bool = False) -> dict[str, Any]:
         """Follow a run to its end and leave everything: the fields of its result. `begin` begins it and says what follows it."""
@@ -99,10 +92,8 @@ class Finish:
                 def on_event(event: Mapping[str, Any]) -> None:
                     metrics.add(event)
                     view.show(event)
-                    if self.steering is not None:
-                        self.steering.on_event(event)
 
-                run = train_run(self.board, self.run_name, folder, on_event, self.command_out)
+                run = train_run(self.board, self.run_name, folder, on_event, self.command_out, self.steering)
                 return run.finish(begin(run))
         finally:
             metrics.close()

@@ -79,6 +79,8 @@ def _repeat(args: argparse.Namespace, run: RunSummary) -> int:
     os.chdir(record["directory"])
     again = make_parser().parse_args(record["command"])
     again.command, again.out = record["command"], Path(record["out"])
-    again.json, again.debug, again.new = args.json, args.debug, False
+    again.json, again.debug = args.json, args.debug
+    if "new" in again:
+        again.new = False
     code: int = again.run(again)
     return code

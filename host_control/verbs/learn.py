@@ -104,7 +104,10 @@ class _Learning:
     goes_on: bool
 
     def run(self) -> int:
+        from host_control.boards.runs import refuse_where_busy
+
         args, console = self.args, self.console
+        refuse_where_busy(self.board, self.folder.path)
         facts = None if args.target is not None else self.board.facts()
         samples = first_samples(self.data, 32)
         outputs = args.max_classes or len(self.data.classes)

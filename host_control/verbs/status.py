@@ -32,6 +32,9 @@ def run(args: argparse.Namespace) -> int:
         columns = [("run", "left"), ("verb", "left"), ("status", "left"), ("epoch", "right"), ("loss", "right")]
         columns += [("samples/s", "right"), ("begun", "left"), ("folder", "left")]
         console.table(columns, [_row(run) for run in fields])
+        for run in fields:
+            if run["reason"]:
+                console.line(f"{run['name']}: {run['reason']}")
     busy = next((run["name"] for run in fields if run["status"] == "running"), None)
     console.result("status", {"board": board.name, "busy": busy, "runs": fields})
     return 0

@@ -37,9 +37,11 @@ def run(args: argparse.Namespace) -> int:
                 )
             time.sleep(_POLL_S)
         ended = RunSummary(chosen.name, state, there.record(), there.progress())
-    console.line(
-        f"{board.name}: run {ended.name} is {ended.status}; the same command with its --out goes on from there"
-    )
+    if chosen.status == "running":
+        after = "; the same command with its --out goes on from there" if ended.status == "stopped" else ""
+        console.line(f"{board.name}: run {ended.name} is {ended.status}{after}")
+    else:
+        console.line(f"{board.name}: run {ended.name} was not under way, it is {ended.status}")
     fields = {name: value for name, value in ended.fields().items() if name != "verb"}
     console.result("stop", {"board": board.name, **fields})
     return 0

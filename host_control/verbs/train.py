@@ -25,7 +25,7 @@ from host_control.preparation import (
     session_memory,
 )
 from host_control.run_folder import RunFolder
-from host_control.training.batch_size import Choice, choose_batch_size, known_batch_size
+from host_control.training.batch_size import Choice, choose_batch_size
 from host_control.training.compare import (
     COMPARISON_PICTURE,
     COMPARISON_TABLE,
@@ -63,6 +63,7 @@ from host_control.training.record import (
     choose_folder,
     describe_data,
     describe_model,
+    name_on_board,
     run_identity,
 )
 from host_control.training.schedule import Schedule, minimum_rows
@@ -126,23 +127,26 @@ def run(args: argparse.Namespace, steer: Steer | None = None) -> int:
 def _dry_run(args: argparse.Namespace, console: Console) -> int:
     data = packed_data(args, console)
     model = model_for(args, data, console)
-    options = resolve_options(args, model, data.train.samples, known_batch_size(args).batch_size)
+    samples, known = data.train.samples, isinstance(args.batch_size, int)
+    options = resolve_options(args, model, samples, args.batch_size if known else samples)
     why = default_recipe_of(args, model, options.effective_batch).why
     found = []
     for name in args.compare or (None,):
-        own = setting_options(name, options, data.train.samples) if name else options
-        schedule = Schedule(own, data.train.samples, minimum_rows(model))
+        own = setting_options(name, options, samples) if name else options
+        schedule = Schedule(own, samples, minimum_rows(model))
         if name:
             console.line(f"{name}:")
-        _print_schedule(console, schedule, why)
-        _print_rows(console, schedule.rows())
-        found.append({"schedule": schedule.rows(), "updates": schedule.updates} | ({"name": name} if name else {}))
+        _print_schedule(console, schedule, why, micro=known)
+        # A dry run measures nothing: a batch size that a study finds has no value yet.
+        rows = [row if known else row | {"batch_size": None} for row in schedule.rows()]
+        _print_rows(console, rows)
+        found.append({"schedule": rows, "updates": schedule.updates} | ({"name": name} if name else {}))
     console.result("train", {"dry_run": True, **({"settings": found} if args.compare else found[0])})
     return 0
 
 
-def _print_schedule(console: Console, schedule: Schedule, why: str) -> None:
-    for line in schedule.sentences():
+def _print_schedule(console: Console, schedule: Schedule, why: str, micro: bool = True) -> None:
+    for line in schedule.sentences(micro):
         console.line(line)
     console.line(f"defaults are those of {why}; every one has a flag (docs/train.md)")
 
@@ -154,7 +158,7 @@ def _print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
         [
             [
                 f"{row['epoch']}-{row['last']}" if row.get("last", row["epoch"]) > row["epoch"] else str(row["epoch"]),
-                *(str(row[name]) for name in names),
+                *("auto" if row[name] is None else str(row[name]) for name in names),
                 f"{row['lr']:.4g}",
             ]
             for row in rows
@@ -206,7 +210,10 @@ class _Training:
 
     def _prepare(self, before: dict[str, Any] | None) -> tuple[Built, Choice, TrainOptions]:
         """Build, send, and choose the batch size."""
+        from host_control.boards.runs import refuse_where_busy
+
         args, console = self.args, self.console
+        refuse_where_busy(self.board, self.folder.path)
         facts = None if args.target is not None else self.board.facts()
         target = choose_target(args.target, args.board, facts)
         built, _ = build_imported(self.model, args, target, self.folder.path / "build", console)
@@ -224,8 +231,7 @@ class _Training:
         self, options: TrainOptions, choice: Choice, built: Built, before: dict[str, Any] | None
     ) -> dict[str, Any]:
         """From the plan to the result that is left in the folder."""
-        steering = self.steer(self.board, options, built.minimum_batch) if self.steer is not None else None
-        if before is not None and (finish := self._finish(before, steering)).goes_on_by_itself():
+        if before is not None and self.steer is None and (finish := self._finish(before)).goes_on_by_itself():
             return finish.collect()
         self._announce(Schedule(options, self.data.train.samples, built.minimum_batch), built)
         held = self._write_options(options, choice, built)
@@ -234,8 +240,9 @@ class _Training:
         # A run of a comparison is finished by the comparison's own command; any other one by its options.
         record = board_record(self.args, self._command_out) | ({} if self.tags else {"options": held})
         goes_on = before is not None
-        return self._finish(held, steering).run(
-            lambda run: run.begin(options, self.data, weights, record, goes_on=goes_on, steering=steering), goes_on
+        steering = self.steer(self.board, options, built.minimum_batch) if self.steer is not None else None
+        return replace(self._finish(held), steering=steering).run(
+            lambda run: run.begin(options, self.data, weights, record, goes_on=goes_on), goes_on
         )
 
     @property
@@ -243,9 +250,8 @@ class _Training:
         """The --out of the command that goes on with this run."""
         return self.folder.path.parent if self.tags else self.folder.path
 
-    def _finish(self, held: Mapping[str, Any], steering: Steering | None = None) -> Finish:
-        out = self._command_out
-        return Finish(self.console, self.folder, self.board, held, tags=self.tags, command_out=out, steering=steering)
+    def _finish(self, held: Mapping[str, Any]) -> Finish:
+        return Finish(self.console, self.folder, self.board, held, tags=self.tags, command_out=self._command_out)
 
     def _compared(self, name: str, options: TrainOptions, choice: Choice, built: Built) -> dict[str, Any]:
         """One run of a comparison, as `train` alone would do it; it goes on where it was interrupted."""
@@ -263,6 +269,7 @@ class _Training:
                 fields = one._one(options, choice, built, before)
             except NonFiniteLossError as error:
                 self.console.line(f"diverged: {error}")
+                self.board.remove_folder(self.board.run_folder(name_on_board(path)))
                 return DIVERGED
             return finished_run(fields, read_records(path / RECORD))
 
@@ -308,9 +315,10 @@ class _Training:
         if options.adabatch is not None:
             _print_rows(self.console, schedule.interval_rows())
         self.console.line(f"memory: {mib(planned)} planned, {mib(free)} free on {self.board.name}")
-        if options.batch_size < 8 and any(node.op == "batch_norm" for node in self.model.nodes):
+        smallest = min(options.batch_size, options.effective_batch)
+        if smallest < 8 and any(node.op == "batch_norm" for node in self.model.nodes):
             self.console.line(
-                f"batch norms see {options.batch_size} samples at a time, which is noisy: --batch-size 8 or more, or "
+                f"batch norms see {smallest} samples at a time, which is noisy: --batch-size 8 or more, or "
                 "--bn-policy frozen, if training is unsteady"
             )
         self.console.event(

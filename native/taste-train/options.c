@@ -79,11 +79,11 @@ static const flag flags[] = {
     {"--passes", "l", COUNT, AT(learn.passes), 1, NULL},
     {"--samples-per-class", "l", COUNT, AT(learn.samples_per_class), 1, NULL},
     {"--loss-classes", "l", CHOICE, AT(learn.loss_classes), 0, "all|seen"},
+    {"--run", "btl", TEXT, AT(run), 0, NULL},
+    {"--foreground", "btl", SWITCH, AT(foreground), 0, NULL},
     {"--frequency", "bt", SEED, AT(frequency), 1, NULL},
     {"--power-every", "btm", SECONDS, AT(power_every), 0.001, NULL},
     {"--control", "t", TEXT, AT(control), 0, NULL},
-    {"--run", "btl", TEXT, AT(run), 0, NULL},
-    {"--foreground", "btl", SWITCH, AT(foreground), 0, NULL},
     {"--system-root", "ibptelm", TEXT, AT(system_root), 0, NULL},
 };
 

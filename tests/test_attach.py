@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -27,7 +29,7 @@ from tests.sshd.silent import Relay
 
 pytestmark = [pytest.mark.boards, pytest.mark.needs("sshd", "zig")]
 
-STEPS = 1500
+STEPS = 2500
 FIXED = (
     "--model",
     "mlp",
@@ -66,7 +68,7 @@ def frame(server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: 
     for file in (tmp_path / "board" / "runs").glob("*/process"):
         if not (file.parent / "exit").exists():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(file.read_text()), signal.SIGKILL)
+                os.kill(int(file.read_text().split()[0]), signal.SIGKILL)
 
 
 def use(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
@@ -98,15 +100,27 @@ def cut_at(monkeypatch: pytest.MonkeyPatch, step: int, deed: Callable[[], None])
     monkeypatch.setattr(TrainView, "show", shown)
 
 
-def hold(relay: Relay) -> None:
-    """Cut the link and hold the run still, so that a fast machine does not end it meanwhile."""
-    os.kill(process(), signal.SIGSTOP)
-    relay.cut()
+def hold(monkeypatch: pytest.MonkeyPatch, relay: Relay) -> None:
+    """Cut the link once a run has done some steps, and hold the run still: a fast machine would end it meanwhile."""
+    follow = DetachedRun.follow
+
+    def lost(self: DetachedRun, on_line: Any, **limits: Any) -> Any:
+        monkeypatch.setattr(DetachedRun, "follow", follow)
+        while True:
+            os.kill(process(), signal.SIGSTOP)
+            if (Path.cwd() / "board" / "runs" / self.name / "progress.json").exists():
+                break
+            os.kill(process(), signal.SIGCONT)
+            time.sleep(0.02)
+        relay.cut()
+        return follow(self, on_line, **limits)
+
+    monkeypatch.setattr(DetachedRun, "follow", lost)
 
 
 def process() -> int:
     (file,) = (Path.cwd() / "board" / "runs").glob("*/process")
-    return int(file.read_text())
+    return int(file.read_text().split()[0])
 
 
 def steps_recorded(folder: Path) -> list[int]:
@@ -173,6 +187,32 @@ def test_a_link_that_comes_back_changes_nothing(
     assert not list((tmp_path / "board" / "runs").glob("*/*")), "what was fetched does not stay"
 
 
+@pytest.mark.acceptance
+def test_five_cuts_in_one_run(
+    relay: Relay, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At random steps, each for a second or two; the run is long enough for all of them."""
+    code, lines, err = train(capsys, "--out", "uncut", steps=8 * STEPS)
+    assert (code, err) == (0, "")
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    draw, show, cuts = random.Random(seed), TrainView.show, list[int]()
+    at = sorted(draw.sample(range(20, 6 * STEPS), 5))
+
+    def shown(self: TrainView, event: Any) -> None:
+        show(self, event)
+        if event["event"] == "step" and at and event["step"] >= at[0]:
+            cuts.append(at.pop(0))
+            relay.cut()
+            threading.Timer(draw.uniform(0.2, 2), relay.mend).start()
+
+    monkeypatch.setattr(TrainView, "show", shown)
+    code, again, err = train(capsys, "--out", "cut", steps=8 * STEPS)
+    assert (code, err) == (0, "") and len(cuts) == 5 and same(again[-1], lines[-1])
+    found = steps_recorded(tmp_path / "cut")
+    assert found == sorted(set(found)) and found[-1] == 8 * STEPS
+
+
 @pytest.mark.parametrize("how", ["attach", "resume", "elsewhere"])
 def test_whoever_attaches_later_finishes_it(
     how: str,
@@ -184,7 +224,7 @@ def test_whoever_attaches_later_finishes_it(
 ) -> None:
     uncut(capsys, expected)
     monkeypatch.setattr("host_control.boards.detached.RETRY_S", 0.0)
-    cut_at(monkeypatch, 20, lambda: hold(relay))
+    hold(monkeypatch, relay)
     code, lines, err = train(capsys, "--out", "cut")
     assert (code, err.count("\n")) == (17, 1) and f"attach --board {ALIAS} cut-" in err, err
     assert lines[-1]["event"] == "error" and not (tmp_path / "cut" / "weights.safetensors").exists()
@@ -229,7 +269,7 @@ def test_stop_saves_and_the_same_command_goes_on(
 ) -> None:
     uncut(capsys, expected)
     monkeypatch.setattr("host_control.boards.detached.RETRY_S", 0.0)
-    cut_at(monkeypatch, 20, lambda: hold(relay))
+    hold(monkeypatch, relay)
     code, _, err = train(capsys, "--out", "stopped")
     assert code == 17
     relay.mend()

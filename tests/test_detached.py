@@ -84,6 +84,25 @@ def test_a_run_is_begun_followed_and_ends_with_the_hash_of_an_ordinary_one(
     assert run.state().status == "none" and not Path(run.folder).exists()
 
 
+def test_one_run_after_the_other_is_never_refused(run: DetachedRun, command: Callable[..., list[str]]) -> None:
+    for _ in range(10):
+        run.start(command(1), {})
+        assert run.follow(lambda _: None).exit_code == 0
+
+
+def test_a_watcher_that_still_notes_the_end_counts_as_running(
+    run: DetachedRun, command: Callable[..., list[str]]
+) -> None:
+    run.start(command(LONG), {})
+    pid = pid_of(run)
+    watcher = os.getsid(pid)
+    os.kill(watcher, signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    assert gone(pid) and run.state().status == "running", "a slow card is no lost run"
+    os.kill(watcher, signal.SIGCONT)
+    assert run.follow(lambda _: None).exit_code == 137
+
+
 def test_it_is_a_process_group_of_its_own_that_heeds_no_hang_up(
     run: DetachedRun, command: Callable[..., list[str]]
 ) -> None:
@@ -184,7 +203,7 @@ def race(binary: Path, folder: Path, command: Callable[..., list[str]], count: i
         begun.append(subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
     codes = [process.wait(30) for process in begun]
     for file in folder.glob("run*/process"):
-        os.kill(int(file.read_text()), signal.SIGKILL)
+        os.kill(int(file.read_text().split()[0]), signal.SIGKILL)
     assert set(codes) <= {0, 16}
     return codes.count(0)
 

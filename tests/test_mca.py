@@ -13,21 +13,22 @@ from cross.target import find_target
 
 DISASSEMBLY = """
 0000000000000000 <taste_conv2d_0123456789ab_compute_>:
-      \tmov\tx8, x0
-<L2>:
-      \tldr\tq0, [x8], #0x10
-<L1>:
-      \tldr\tq1, [x9], #0x10
-      \tfmla\tv2.4s, v1.4s, v0.s[0]
-      \tfmla\tv3.4s, v1.4s, v0.s[1]   // a comment
-      \tsubs\tx10, x10, #0x1
-      \tb.ne\t0x10 <L1>
-      \tsubs\tx11, x11, #0x1
-      \tb.ne\t0x4 <L2>
-<L0>:
-      \tfmla\tv2.4s, v1.4s, v0.s[0]
-      \tcbnz\tx3, 0x40 <L0>
-      \tret
+       0:      \tmov\tx8, x0
+       4:      \tldr\tq0, [x8], #0x10
+       8:      \tldr\tq1, [x9], #0x10
+       c:      \tfmla\tv2.4s, v1.4s, v0.s[0]
+      10:      \tfmla\tv3.4s, v1.4s, v0.s[1]   // a comment
+      14:      \tsubs\tx10, x10, #0x1
+      18:      \tb.ne\t0x8 <taste_conv2d_0123456789ab_compute_+0x8>
+      1c:      \tfmla\tv2.4s, v1.4s, v0.s[0]
+      20:      \tfmla\tv4.4s, v1.4s, v0.s[0]
+      24:      \tfmla\tv5.4s, v1.4s, v0.s[0]
+      28:      \tb.ne\t0x4 <taste_conv2d_0123456789ab_compute_+0x4>
+
+0000000000000000 <__tvm_parallel_lambda>:
+       0:      \tfmla\tv2.4s, v1.4s, v0.s[0]
+       4:      \tcbnz\tx3, 0x0 <__tvm_parallel_lambda>
+       8:      \tret
 """
 
 
@@ -39,7 +40,7 @@ def test_the_innermost_loop_with_most_multiply_adds_is_taken() -> None:
 
 
 def test_straight_code_has_no_loop() -> None:
-    assert heaviest_loop("<f>:\n\tfmla v2.4s, v1.4s, v0.s[0]\n\tret\n") is None
+    assert heaviest_loop("<f>:\n 0: fmla v2.4s, v1.4s, v0.s[0]\n 4: ret\n") is None
 
 
 def test_cycles_are_those_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:

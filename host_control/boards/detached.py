@@ -114,17 +114,17 @@ class DetachedRun:
 
     def state(self) -> RunState:
         """Where the run is; asked of the board's kernel, not believed of a file."""
-        for _ in range(3):
-            ended, process = (_number(self.connection.read(self.path(name))) for name in (EXIT, PROCESS))
+        for _ in range(2):
+            (ended, *_), processes = (_numbers(self.connection.read(self.path(name))) for name in (EXIT, PROCESS))
             if ended is not None:
-                return RunState("ended", ended, process)
-            if process is None:
+                return RunState("ended", ended, processes[0])
+            if processes[0] is None:
                 return RunState("none")
-            if is_run(alive(self.connection, [process]).get(process, ""), self.folder):
-                return RunState("running", pid=process)
-            # It may have ended just now, before its watcher has noted how.
-            time.sleep(0.2)
-        return RunState("lost", pid=process)
+            # Its watcher counts too: on a slow card it takes a while to note how the run ended.
+            pids = [pid for pid in processes if pid is not None]
+            if any(is_run(words, self.folder) for words in alive(self.connection, pids).values()):
+                return RunState("running", pid=processes[0])
+        return RunState("lost", pid=processes[0])
 
     def start(self, command: Sequence[str], record: Mapping[str, Any]) -> None:
         """Begin the run: `command` is the program with all its arguments but --run. BusyError (16) names who holds the board.
@@ -267,7 +267,7 @@ class _Follower:
     def _look(self) -> tuple[int | None, bytes]:
         """The exit code is read first: whatever was said before it stands in the events then."""
         run = self._run
-        code = _number(run.connection.read(run.path(EXIT)))
+        code, *_ = _numbers(run.connection.read(run.path(EXIT)))
         return code, run.connection.read(run.path(EVENTS), self._offset) or b""
 
     def _after_a_cut(self) -> None:
@@ -298,9 +298,9 @@ def is_run(words: str, folder: str) -> bool:
     return f"\n--run\n{folder}\n" in words
 
 
-def _number(text: bytes | None) -> int | None:
-    words = (text or b"").split()
-    return int(words[0]) if words and words[0].isdigit() else None
+def _numbers(text: bytes | None) -> list[int | None]:
+    """The numbers that a file begins with; [None] where it is not there or begins with none."""
+    return [int(word) for word in (text or b"").split() if word.isdigit()] or [None]
 
 
 def _read_json(connection: Connection, path: str) -> dict[str, Any]:

@@ -79,23 +79,23 @@ static taste_status open_place(const char *folder, run_place *out, taste_error *
     return out->empty < 0 ? failed("open", "/dev/null", error) : TASTE_STATUS_OK;
 }
 
-static taste_status keep(const run_place *place, const char *name, long number, taste_error *error) {
-    char path[IO_PATH_BYTES], text[24];
+static taste_status keep(const run_place *place, const char *name, const char *text, taste_error *error) {
+    char path[IO_PATH_BYTES];
     io_writer writer;
     name_file(place, name, path);
-    int length = snprintf(text, sizeof text, "%ld\n", number);
     taste_status status = io_create(&writer, path, error);
-    if (status == TASTE_STATUS_OK) status = io_append(&writer, text, (size_t)length, error);
+    if (status == TASTE_STATUS_OK) status = io_append(&writer, text, strlen(text), error);
     return status == TASTE_STATUS_OK ? io_commit(&writer, error) : status;
 }
 
 /* In the run: who it is, for whoever looks for it. */
 static taste_status sign(const run_place *place, taste_error *error) {
-    char holder[HOLDER_BYTES];
+    char holder[HOLDER_BYTES], processes[48];
+    snprintf(processes, sizeof processes, "%ld %ld\n", (long)getpid(), (long)getppid());
     int length = snprintf(holder, sizeof holder, "%.200s (process %ld)\n", place->name, (long)getpid());
     if (ftruncate(place->lock, 0) != 0 || pwrite(place->lock, holder, (size_t)length, 0) != length)
         return failed("write", "the lock", error);
-    return keep(place, "process", (long)getpid(), error);
+    return keep(place, "process", processes, error);
 }
 
 static void redirect(const run_place *place) {
@@ -112,9 +112,13 @@ static int watch(const run_place *place, pid_t run) {
         if (trainer_interrupted && !asked) (void)kill(run, SIGTERM);
         asked = asked || trainer_interrupted;
     }
+    char text[24];
     int code = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
-    (void)keep(place, "exit", code, &ignored); /* a disk that is full here was so for the run's own events */
+    /* The board is free before anybody can read that the run has ended: what comes next is not refused. */
     (void)ftruncate(place->lock, 0);
+    (void)flock(place->lock, LOCK_UN);
+    snprintf(text, sizeof text, "%d\n", code);
+    (void)keep(place, "exit", text, &ignored); /* a disk that is full here was so for the run's own events */
     return code;
 }
 

@@ -6,7 +6,7 @@
 
 /* Turns this process into the run of `folder`, an existing one. FOLDER/../lock is held as long as anything of the run lives (BUSY
  * names who holds it); stdout goes to FOLDER/events.jsonl and stderr to FOLDER/messages, both appended to; FOLDER/process has
- * the run's process number, and FOLDER/exit, once it ended, its exit code, or 128 + n after signal n.
+ * the numbers of the run's process and its watcher's, and FOLDER/exit, once it ended, its exit code, or 128 + n after signal n.
  *
  * `out_is_run` 1: this is the run, which goes on in the background (with `foreground`, below the process that was called). 0: this
  * is the process that was called, whose `out_exit_code` is 0 once the run is under way, or with `foreground` the run's own. */

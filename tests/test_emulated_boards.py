@@ -105,9 +105,9 @@ def test_deploy_tune_train_and_resume(
 
     with monkeypatch.context() as patch:
         patch.setattr(DeployedBoard, "measure", replayed)
-        study = ["--build", str(build), "--max-batch-size", "12", "--seconds", "0.05", "--out", str(tmp_path / "tune")]
+        study = ["--build", str(build), "--max-batch-size", "8", "--seconds", "0.05", "--out", str(tmp_path / "tune")]
         tuned = said("tune", *study)
-    assert tuned["emulated"] is True and tuned["bs_peak"] == 6 and set(measured) <= {1, *range(2, 13, 2)}
+    assert tuned["emulated"] is True and tuned["bs_peak"] == 6 and set(measured) <= {1, *range(2, 9, 2)}
 
     train_and_resume(name, tmp_path, said)
 

@@ -21,6 +21,10 @@
 enum { LANES = 16, SUMS = 16 };
 #elif defined __AVX__
 enum { LANES = 8, SUMS = 12 };
+#elif defined __riscv_v_min_vlen
+enum { LANES = __riscv_v_min_vlen / 32, SUMS = 16 };
+#elif defined __riscv
+enum { LANES = 1, SUMS = 16 };
 #else
 enum { LANES = 4, SUMS = 16 };
 #endif

@@ -202,6 +202,13 @@ def add_board_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--accept-new", action="store_true", help="record the host key of a host that is not known yet")
 
 
+def add_run_name(parser: argparse.ArgumentParser) -> None:
+    """Which run of a board is meant."""
+    parser.add_argument(
+        "name", nargs="?", metavar="RUN", help="a run that `status` lists (default: the one that is under way)"
+    )
+
+
 def add_data_flags(parser: argparse.ArgumentParser, required: bool = False) -> None:
     """The data set and how its images are prepared; `pack_options` reads them."""
     group = parser.add_argument_group("data")

@@ -133,6 +133,7 @@ NEEDS: Mapping[str, Probe] = {
     "qemu": _programs("qemu-aarch64", "qemu-riscv64", package="qemu-user"),
     "clang": _clang,
     "sshd": _sshd,
+    "busybox": _programs("busybox", package="busybox"),
     "boards": _boards,
     "buildah": _buildah,
     "vm-boards": lambda: _emulated("rpi4-vm")() or _emulated("bpi-f3-vm")(),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from cross.errors import (
@@ -28,6 +29,8 @@ _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 class BenchSettings:
     """What stays the same over a study: at least `seconds` and `min_steps` a size; None leaves it to the program.
 
+    `owner` names whoever measures: a measurement that went on without its owner is collected by the same one only.
+    `record` is what the board keeps of it for whoever attaches.
     `power_every`: seconds between samples of the board's sensors, None for none.
     """
 
@@ -37,6 +40,8 @@ class BenchSettings:
     seed: int | None = None
     memory_bytes: int | None = None
     weights: str | None = None
+    owner: str = ""
+    record: Mapping[str, Any] = field(default_factory=dict)
     power_every: float | None = None
 
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from cross.errors import INTERRUPTED, UsageError
 from host_control.boards.bench import check_exit
 from host_control.boards.deployed import DeployedBoard
+from host_control.boards.long_run import event_of
 from host_control.console import Console
 from host_control.power.relation import RELATION, ProxyRuns, epochs_to, read_runs, scaled_rate, write_relation
 from host_control.preparation import build_imported, choose_target, deployed, opened_board, send
 from host_control.run_folder import RunFolder, default_folder
-from host_control.training.board_run import event_of
 from host_control.training.data import packed_data
 from host_control.training.model import model_for
 from host_control.training.options import TrainOptions, add_training_flags, resolve_options

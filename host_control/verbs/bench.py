@@ -24,13 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Build and send where needed, then one measurement."""
     from host_control.boards import DeployedBoard
+    from host_control.boards.runs import refuse_where_busy
 
     console = Console(args.json)
     program = "eval" if args.inference else "train"
     point = OperatingPoint(args.batch_size, program, args.threads, args.cores, args.frequency)
     out: Path = args.out or default_folder(args.model or "build", args.board)
-    with RunFolder(out) as folder, opened_board(args) as board:
+    with RunFolder(out) as folder, opened_board(args, folder.path) as board:
         if isinstance(board, DeployedBoard):
+            refuse_where_busy(board, folder.path)
             send(board, built_for(args, board, out / "build", console), console)
         counters = measure(board, point, console)
         fields = asdict(counters) | {"board": board.name, "program": point.program}

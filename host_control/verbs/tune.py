@@ -92,10 +92,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_in(path: Path, args: argparse.Namespace, identity: dict[str, Any], console: Console) -> int:
     from host_control.boards import DeployedBoard
+    from host_control.boards.runs import refuse_where_busy
 
-    with RunFolder(path) as folder, opened_board(args) as board:
+    with RunFolder(path) as folder, opened_board(args, folder.path) as board:
         built = None
         if isinstance(board, DeployedBoard):
+            refuse_where_busy(board, folder.path)
             built = built_for(args, board, folder.path / "build", console)
             send(board, built, console)
         report = StudyRun(args, folder, board, built, console).search()

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "detached.h"
 #include "frequency.h"
 #include "json.h"
 #include "sampler.h"
@@ -73,6 +74,11 @@ int main(int argc, char **argv) {
     taste_error error = {{0}};
     handle_signals();
     taste_status status = options_parse(argc, argv, &options, &error);
+    if (status == TASTE_STATUS_OK && options.run != NULL) {
+        int is_run, exit_code;
+        status = detached_start(options.run, options.foreground, &is_run, &exit_code, &error);
+        if (status == TASTE_STATUS_OK && !is_run) return exit_code;
+    }
     if (status == TASTE_STATUS_OK) status = run_conditioned(&options, &error);
     if (status != TASTE_STATUS_OK) report_error(status, &error);
     taste_error output_error = {{0}};

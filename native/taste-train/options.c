@@ -79,6 +79,8 @@ static const flag flags[] = {
     {"--passes", "l", COUNT, AT(learn.passes), 1, NULL},
     {"--samples-per-class", "l", COUNT, AT(learn.samples_per_class), 1, NULL},
     {"--loss-classes", "l", CHOICE, AT(learn.loss_classes), 0, "all|seen"},
+    {"--run", "btl", TEXT, AT(run), 0, NULL},
+    {"--foreground", "btl", SWITCH, AT(foreground), 0, NULL},
     {"--frequency", "bt", SEED, AT(frequency), 1, NULL},
     {"--power-every", "btm", SECONDS, AT(power_every), 0.001, NULL},
     {"--control", "t", TEXT, AT(control), 0, NULL},
@@ -278,6 +280,9 @@ static taste_status check_together(const options *o, taste_error *error) {
     if (o->core_count > 0 && o->threads > o->core_count) {
         return taste_fail(error, TASTE_STATUS_USAGE, "%u threads on %u cores. Name as many cores as threads.",
                           o->threads, o->core_count);
+    }
+    if (o->foreground && o->run == NULL) {
+        return taste_fail(error, TASTE_STATUS_USAGE, "--foreground without a run. Give --run DIR.");
     }
     if (verb != 't' && verb != 'l') return TASTE_STATUS_OK;
     taste_status status = verb == 't' ? check_training(o, error) : check_learning(o, error);

@@ -106,12 +106,23 @@ static taste_status run_to_the_end(training *run, taste_error *error) {
     return status;
 }
 
+/* A run that goes on at the end of an epoch may have been stopped before it was tested. To be called while nothing is read
+ * ahead: testing takes the buffer that is read into. */
+static taste_status evaluate_where_it_goes_on(training *run, taste_error *error) {
+    if (run->at.step == 0 || !is_time_to_evaluate(run)) return TASTE_STATUS_OK;
+    taste_pool_enter(run->t->pool);
+    taste_status status = evaluate_test(run, error);
+    taste_pool_leave(run->t->pool);
+    return status == TASTE_STATUS_INTERRUPTED ? TASTE_STATUS_OK : status;
+}
+
 static taste_status train(const options *options, const trainer *t, const samples *data, const samples *test,
                           taste_error *error) {
     static training run; /* holds a thread's mutex: does not move */
     taste_status status = training_init(options, t, data, test, &run, error);
     if (status != TASTE_STATUS_OK) return status;
     status = training_open_folder(&run, error);
+    if (status == TASTE_STATUS_OK) status = evaluate_where_it_goes_on(&run, error);
     if (status == TASTE_STATUS_OK) status = training_start_reader(&run, error);
     if (status == TASTE_STATUS_OK) {
         taste_pool_enter(t->pool);
@@ -127,6 +138,8 @@ taste_status verb_train(const options *options, taste_error *error) {
     trainer t;
     samples data = {.file.file = -1}, test = {.file.file = -1};
     taste_status status = trainer_open(options, "train", 1, &t, error);
+    /* A path that cannot be written to is said before hours of training, not after. */
+    if (status == TASTE_STATUS_OK && options->save != NULL) status = io_try(options->save, error);
     if (status == TASTE_STATUS_OK) status = samples_open(options->samples, &t, 1, &data, error);
     if (status == TASTE_STATUS_OK && options->test != NULL)
         status = samples_open(options->test, &t, 1, &test, error);

@@ -92,7 +92,7 @@ taste_status training_init(const options *options, const trainer *t, const sampl
     taste_session_set_time_constant(t->session, options->bn_time_constant);
     note_facts(out);
     taste_session_set_step(t->session, (uint32_t)out->seed, 0);
-    progress_start(&out->progress, options->report_rate, options->system_root);
+    progress_start(&out->progress, options);
     return TASTE_STATUS_OK;
 }
 

@@ -154,9 +154,8 @@ def survive(
     """Kills lose nothing that was committed, and the run ends with the hash of one that nobody killed."""
     folder.mkdir()
     every = ("--checkpoint-every", "1steps", "--resume")
-    whole_life = [*emulator, str(program), *arguments(10**6, "--checkpoint", folder / "measured", *every)]
-    a_life = kill_loop(whole_life, 1, longest_s, seed=2)[1]  # nearly longest_s
-    steps = 2 * (a_life + 2) * kills  # more than the killed ones come to
+    lives = [*emulator, str(program), *arguments(10**6, "--checkpoint", folder / "measured", *every)]
+    steps = (kill_loop(lives, 3, longest_s, seed=2)[1] + 4) * kills  # three times what the killed ones come to
     options = ("--checkpoint", folder / "run", *every)
     lost, committed = kill_loop([*emulator, str(program), *arguments(steps, *options)], kills, longest_s, 4)
     assert lost == [] and committed > 0

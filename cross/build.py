@@ -56,6 +56,7 @@ class BuildOptions:
     seed: int
     lean: bool
     bn_policy: str
+    recomputation: str
 
 
 def cache_root() -> Path:
@@ -74,16 +75,18 @@ def build(
     seed: int = 0,
     lean: bool = False,
     bn_policy: str = "per-micro-batch",
+    recomputation: str = "cheap",
     progress: Progress | None = None,
 ) -> BuildResult:
     """Build OUT/{taste-train, libtaste.so, weights.safetensors, manifest.json}; at once where OUT holds this very build.
 
     `trainable`: which parameters train (`cross.trainable`). `lean` chooses the kernels that take the least memory.
+    `recomputation`: what backward makes again instead of keeping (`cross.recompute`).
     `bn_policy`: 'per-micro-batch', or 'frozen' for batch norms that keep to their running statistics.
     Errors: UsageError (2), UnsupportedModelError (20), MissingToolError (22), NoSpaceError (11), FileError (12).
     """
     started = time.monotonic()
-    options = BuildOptions(loss, trainable, seed, lean, bn_policy)
+    options = BuildOptions(loss, trainable, seed, lean, bn_policy, recomputation)
     key = _key(model, target, options)
     try:
         if not _is_built(out, key):
@@ -108,7 +111,13 @@ def build(
 
 
 def _lowered(model: Model, target: Target, options: BuildOptions) -> tuple[Kernels, MemoryPlan]:
-    graph = build_training_graph(model, options.loss, trainable=options.trainable, bn_policy=options.bn_policy)
+    graph = build_training_graph(
+        model,
+        options.loss,
+        trainable=options.trainable,
+        bn_policy=options.bn_policy,
+        recomputation=options.recomputation,
+    )
     kernels = lower(assign_storage(graph, target), target, options.lean)
     return kernels, plan_memory(kernels)
 

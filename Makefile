@@ -16,10 +16,11 @@ PRODUCT := $(VENV)/.product
 TESTING := $(VENV)/.testing
 DEBIAN := $(VENV)/.debian
 
-DEBIAN_PACKAGES := qemu-user clang libclang-rt-dev openssh-server openssh-client dataset-fashion-mnist
+EMULATION := qemu-system-arm qemu-system-misc qemu-utils qemu-user-static mmdebstrap e2fsprogs kmod iproute2 buildah
+DEBIAN_PACKAGES := qemu-user $(EMULATION) clang libclang-rt-dev openssh-server openssh-client dataset-fashion-mnist
 
 .DELETE_ON_ERROR:
-.PHONY: help tune check test test-faults test-boards acceptance bench docs lock clean
+.PHONY: help tune check test test-faults test-boards acceptance bench peers docs lock clean
 
 help:
 	@echo 'make tune         virtual environment, dependencies, build, and the tuning study of resnet18 on this machine'
@@ -28,7 +29,8 @@ help:
 	@echo 'make test-faults  fault loops'
 	@echo 'make test-boards  emulated boards and real SSH servers'
 	@echo 'make acceptance   long runs; recorded in build/acceptance.xml, not gating'
-	@echo 'make bench        our throughput against PyTorch on this machine'
+	@echo 'make bench        our throughput against PyTorch, as it comes and tuned, on this machine'
+	@echo 'make peers        ONNX Runtime training and JAX for make bench, each in an environment of its own under build/peers'
 	@echo 'make docs         checks links, verbs, exit codes and board names in the documentation'
 	@echo 'make lock         resolves requirements.lock anew'
 	@echo 'make clean        removes build/ and the caches of the tools; .venv and runs/ stay'
@@ -55,7 +57,15 @@ acceptance: $(TESTING) $(DEBIAN)
 	$(PYTEST) -m acceptance --junitxml=build/acceptance.xml $(ARGS)
 
 bench: $(TESTING)
-	$(PY) benchmarks/compare_peers.py --model resnet18 --peers torch $(ARGS)
+	$(PY) benchmarks/compare_peers.py --model resnet18 --batch-sizes 1,8,32 --peers torch,torch-tuned $(ARGS)
+
+# One that cannot be had for this Python is said, and does not keep the others away.
+peers: $(TESTING)
+	@for peer in ort jax; do \
+		rm -rf build/peers/$$peer && $(PY) -m venv build/peers/$$peer && \
+		build/peers/$$peer/bin/python -m pip --disable-pip-version-check --quiet install -r benchmarks/peers/requirements-$$peer.txt || \
+		{ echo "error: peer $$peer cannot be installed here: see above. make bench goes on without it." >&2; rm -rf build/peers/$$peer; }; \
+	done
 
 docs: $(TESTING)
 	$(PYTEST) tests/test_docs.py $(ARGS)

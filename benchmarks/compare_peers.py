@@ -1,10 +1,13 @@
 """Training throughput against other engines on this machine, side by side.
 
     python benchmarks/compare_peers.py --model resnet18 --batch-sizes 1,8,32 --peers torch,torch-tuned --threads 2 --json
+    python benchmarks/compare_peers.py --merge b1.json b8.json --figure peers.png
 
 Every point is a process of its own; engines take turns within a round, so that what the machine does meanwhile hits all
 of them; a figure is the median over rounds of medians over clean windows. With --json, stdout is one object on one line:
 `ratio_best_vs_best` (our best rate over the peer's best), `ratio_by_batch_size`, `rows`. Progress goes to stderr.
+
+A peer that is not installed is said at once; the others are measured, its ratio is null, and the exit code is 22.
 """
 
 from __future__ import annotations
@@ -13,55 +16,29 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from cross.errors import INTERRUPTED, MissingToolError, TasteError, UsageError  # noqa: E402  the checkout comes first
-from host_control.board import OperatingPoint  # noqa: E402
+from benchmarks.peers.engines import OURS, PACKAGES, Engine, Row, Work, missing, our_engine, peer_engine  # noqa: E402
+from benchmarks.peers.figure import plot  # noqa: E402  the checkout comes first
+from cross.errors import INTERRUPTED, CorruptInputError, FileError, MissingToolError, UsageError  # noqa: E402
 from host_control.cli import explain  # noqa: E402
 from host_control.console import Console, mib, rate  # noqa: E402
 from host_control.flags import batch_sizes, input_shape, positive, seconds  # noqa: E402
-
-OURS = "taste-edge"
-PEERS = ("torch", "torch-tuned", "ort", "jax")
-WORKER_LIMIT_S = 900.0
-KEEP_PAGES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**35)}
-"""glibc's malloc gives large blocks back after every step and takes page faults for them in the next one."""
-
-Row = dict[str, Any]
-Engine = Callable[[int], Row]
-"""Measures one batch size once: a row with `samples_per_s`, or with `error`."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """What every engine does."""
-
-    model: str
-    shape: tuple[int, ...]
-    classes: int
-    threads: int
-    seconds: float
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = _parser().parse_args(argv)
-        peers = _checked_peers(args.peers)
-        shape = args.input_shape or ((3, 224, 224) if args.model == "resnet18-imagenet" else (3, 32, 32))
-        work = Work(args.model, shape, args.classes, args.threads, args.seconds)
-        with ExitStack() as stack:
-            engines: dict[str, Engine] = {OURS: _ours(work, stack)} | {peer: _torch(work, peer) for peer in peers}
-            rows = measure_all(engines, args.batch_sizes, args.rounds)
+        result = merge([_read(path) for path in args.merge]) if args.merge else _measured(args)
+        if args.figure is not None:
+            plot(args.figure, result)
     except KeyboardInterrupt:
         print("error: interrupted. Nothing is saved.", file=sys.stderr)
         return INTERRUPTED
@@ -69,13 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         known = explain(error)
         print(f"error: {' '.join(str(known).split())}", file=sys.stderr)
         return known.exit_code
-    result = compare(rows, peers)
-    result |= {"model": work.model, "input_shape": list(shape), "threads": work.threads, "rounds": args.rounds}
     if args.json:
         print(json.dumps(result))
     else:
-        _print(result, peers)
-    return 0
+        _print(result, list(result["ratio_best_vs_best"]))
+    return MissingToolError.exit_code if result["missing"] else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,85 +59,46 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--input-shape", type=input_shape, metavar="C,H,W")
     parser.add_argument("--classes", type=positive, default=10)
     parser.add_argument("--batch-sizes", type=batch_sizes, default=(1, 4, 8, 16, 32, 64, 128))
-    parser.add_argument("--peers", default="torch", help=f"of {', '.join(PEERS)} (default: torch)")
+    parser.add_argument("--peers", default="torch", help=f"of {', '.join(PACKAGES)} (default: torch)")
     parser.add_argument("--threads", type=positive, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--seconds", type=seconds, default=2.0, help="shortest measurement of a point (default: 2)")
+    parser.add_argument("--lean", action="store_true", help="ours as `build --lean` makes it")
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", metavar="FILE", help="measure nothing: put results of --json together"
+    )
+    parser.add_argument("--figure", type=Path, metavar="FILE.png", help="draw throughput over batch size")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return parser
 
 
-def _checked_peers(text: str) -> tuple[str, ...]:
-    """The peers asked for; UsageError for unknown ones, MissingToolError (22) for those that cannot run here."""
-    peers = tuple(dict.fromkeys(text.split(",")))
-    if unknown := [peer for peer in peers if peer not in PEERS]:
-        raise UsageError(f"unknown peer {', '.join(map(repr, unknown))}. Known: {', '.join(PEERS)}.")
-    packages = {"torch": "torch", "torch-tuned": "torch", "ort": "onnxruntime.training", "jax": "jax"}
-    for peer in peers:
-        package = packages[peer]
-        if find_spec(package.partition(".")[0]) is None or not peer.startswith("torch"):
-            raise MissingToolError(
-                f"peer {peer} cannot be measured here: it needs the Python package {package}"
-                + ("" if peer.startswith("torch") else " and a worker in benchmarks/peers")
-                + ". Leave it out of --peers."
-            )
-    return peers
+def _checked_peers(text: str) -> dict[str, str | None]:
+    """The peers asked for, and why those that cannot be measured here cannot; UsageError for unknown ones,
+    MissingToolError (22) where none is left."""
+    peers = list(dict.fromkeys(text.split(",")))
+    if unknown := [peer for peer in peers if peer not in PACKAGES]:
+        raise UsageError(f"unknown peer {', '.join(map(repr, unknown))}. Known: {', '.join(PACKAGES)}.")
+    found = {peer: missing(peer) for peer in peers}
+    lines = [f"peer {peer} cannot be measured here: {reason}" for peer, reason in found.items() if reason]
+    if len(lines) == len(peers):
+        raise MissingToolError(" ".join(lines))
+    for line in lines:
+        print(f"error: {line}", file=sys.stderr, flush=True)
+    return found
 
 
-def _ours(work: Work, stack: ExitStack) -> Engine:
-    """This project's own program on this machine, built for its CPU."""
-    from cross.build import build
-    from cross.load_model import load_model
-    from host_control.boards import BenchSettings, DeployedBoard, open_board
-    from host_control.preparation import choose_target
-
-    board = stack.enter_context(open_board("local", settings=BenchSettings(seconds=work.seconds)))
-    assert isinstance(board, DeployedBoard), "local is a machine"
-    target = choose_target(None, "local", board.facts())
-    shape = "x".join(map(str, work.shape))
-    folder = ROOT / "build" / "benchmarks" / f"{Path(work.model).stem}-{shape}-{work.classes}-{target.name}"
-    print(f"building {work.model} for {target.name}", file=sys.stderr, flush=True)
-    build(load_model(work.model, input_shape=work.shape, classes=work.classes), target, folder)
-    board.deploy(folder)
-
-    def measure(batch_size: int) -> Row:
-        try:
-            counters = board.measure(OperatingPoint(batch_size, threads=work.threads))
-        except TasteError as error:
-            return {"error": str(error)}
-        return {
-            "samples_per_s": counters.samples_per_s,
-            "spread": counters.spread,
-            "tainted": counters.tainted,
-            "peak_rss_bytes": counters.peak_rss_bytes,
-        }
-
-    return measure
-
-
-def _torch(work: Work, peer: str) -> Engine:
-    """PyTorch as it comes (`torch`), or with what its users are told to turn on (`torch-tuned`)."""
-    command = [sys.executable, str(ROOT / "benchmarks" / "peers" / "torch_worker.py"), "--model", work.model]
-    command += ["--input-shape", ",".join(map(str, work.shape)), "--classes", str(work.classes)]
-    command += ["--threads", str(work.threads), "--seconds", str(work.seconds)]
-    command += ["--tuned"] if peer == "torch-tuned" else []
-    environment = os.environ | (KEEP_PAGES if peer == "torch-tuned" else {})
-
-    def measure(batch_size: int) -> Row:
-        run = subprocess.run(
-            [*command, "--batch-size", str(batch_size)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=WORKER_LIMIT_S,
-        )
-        if run.returncode != 0:
-            said = run.stderr.strip().splitlines()
-            return {"error": said[-1] if said else f"exit code {run.returncode}"}
-        row: Row = json.loads(run.stdout.splitlines()[-1])
-        return row
-
-    return measure
+def _measured(args: argparse.Namespace) -> dict[str, Any]:
+    peers = _checked_peers(args.peers)
+    shape = args.input_shape or ((3, 224, 224) if args.model == "resnet18-imagenet" else (3, 32, 32))
+    work = Work(args.model, shape, args.classes, args.threads, args.seconds, args.lean)
+    with ExitStack() as stack:
+        ours, parameters = our_engine(work, stack)
+        engines = {OURS: ours}
+        engines |= {peer: peer_engine(peer, work, parameters) for peer, reason in peers.items() if reason is None}
+        rows = measure_all(engines, args.batch_sizes, args.rounds)
+    result = compare(rows, list(peers))
+    result |= {"model": work.model, "input_shape": list(shape), "threads": work.threads, "lean": work.lean}
+    return result | {"rounds": args.rounds, "missing": {peer: reason for peer, reason in peers.items() if reason}}
 
 
 def measure_all(engines: dict[str, Engine], sizes: Sequence[int], rounds: int) -> list[Row]:
@@ -207,6 +143,48 @@ def compare(rows: list[Row], peers: Sequence[str]) -> dict[str, Any]:
     }
     ratios = {peer: best[OURS] / best[peer] if best[OURS] and best[peer] else None for peer in peers}
     return {"ratio_best_vs_best": ratios, "ratio_by_batch_size": by_size, "rows": rows}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A result of --json; FileError (12) or CorruptInputError (14) say which file is none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}. Pass what --json printed.") from error
+    try:
+        result: dict[str, Any] = json.loads(text)
+        if {"rows", "model", "input_shape", "threads", "lean"} <= set(result):
+            return result
+    except (ValueError, TypeError):
+        pass
+    raise CorruptInputError(f"{path} is no result of compare_peers.py --json. Measure it again.")
+
+
+def merge(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One result of several of the same work: the median over the runs of a point."""
+    facts = ("model", "input_shape", "threads", "lean")
+    works = [[result[key] for key in facts] for result in results]
+    if works.count(works[0]) != len(works):
+        raise UsageError(
+            "the results are of different work (model, shape, threads or --lean). Merge what belongs together."
+        )
+    seen: dict[tuple[str, int], list[Row]] = {}
+    for row in (row for result in results for row in result["rows"]):
+        seen.setdefault((row["engine"], row["batch_size"]), []).append(row)
+    rows = []
+    for name, size in sorted(seen, key=lambda point: (point[1], point[0] != OURS)):
+        # A disturbed run counts only where there is no other, as a disturbed round does.
+        parts = seen[name, size]
+        measured = [part for part in parts if part["samples_per_s"] is not None]
+        clean = [part for part in measured if not part["tainted"]] or measured
+        speed = statistics.median(part["samples_per_s"] for part in clean) if clean else None
+        rounds = [one for part in measured for one in part["rounds"]]
+        rows.append(clean[-1] | {"samples_per_s": speed, "rounds": rounds} if clean else parts[-1])
+    peers = dict.fromkeys(peer for result in results for peer in result["ratio_best_vs_best"])
+    absent = {peer: reason for result in results for peer, reason in result["missing"].items()}
+    absent = {peer: reason for peer, reason in absent.items() if not any(row["engine"] == peer for row in rows)}
+    most = max(len(row.get("rounds", ())) for row in rows)
+    return compare(rows, list(peers)) | dict(zip(facts, works[0], strict=True)) | {"rounds": most, "missing": absent}
 
 
 def _print(result: dict[str, Any], peers: Sequence[str]) -> None:

@@ -56,6 +56,7 @@ class BuildOptions:
     seed: int
     lean: bool
     bn_policy: str
+    symbols: bool
     recomputation: str
 
 
@@ -75,18 +76,19 @@ def build(
     seed: int = 0,
     lean: bool = False,
     bn_policy: str = "per-micro-batch",
+    symbols: bool = False,
     recomputation: str = "cheap",
     progress: Progress | None = None,
 ) -> BuildResult:
     """Build OUT/{taste-train, libtaste.so, weights.safetensors, manifest.json}; at once where OUT holds this very build.
 
     `trainable`: which parameters train (`cross.trainable`). `lean` chooses the kernels that take the least memory.
-    `recomputation`: what backward makes again instead of keeping (`cross.recompute`).
-    `bn_policy`: 'per-micro-batch', or 'frozen' for batch norms that keep to their running statistics.
+    `bn_policy`: 'per-micro-batch', or 'frozen' for batch norms that keep to their running statistics. `symbols`: taste-train
+    keeps its symbol table, for profilers. `recomputation`: what backward makes again instead of keeping (`cross.recompute`).
     Errors: UsageError (2), UnsupportedModelError (20), MissingToolError (22), NoSpaceError (11), FileError (12).
     """
     started = time.monotonic()
-    options = BuildOptions(loss, trainable, seed, lean, bn_policy, recomputation)
+    options = BuildOptions(loss, trainable, seed, lean, bn_policy, symbols, recomputation)
     key = _key(model, target, options)
     try:
         if not _is_built(out, key):
@@ -132,7 +134,7 @@ def _build(model: Model, target: Target, out: Path, options: BuildOptions, progr
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
-        link(kernels, plan, objects, part, options.seed, training_cost(*full))
+        link(kernels, plan, objects, part, options.seed, training_cost(*full), options.symbols)
         out.mkdir(parents=True, exist_ok=True)
         for path in sorted(part.iterdir()):
             path.rename(out / path.name)

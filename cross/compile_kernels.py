@@ -2,7 +2,8 @@
 
 For RISC-V with V there is a detour: TVM would make vectorised loops scalable and lose the register tiles. The kernel is
 lowered for plain rv64gc, so that its LLVM IR holds fixed vectors; the functions are then given the real core's
-features and zig's clang (the same LLVM major as TVM's) compiles the IR.
+features and zig's clang (the same LLVM major as TVM's) compiles the IR. Operators that take fewer instructions without V
+(`scalar_kernels` of boards.toml, counted by benchmarks/instructions.py) are left as TVM compiles them for rv64gc.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def compile_to(symbol: str, function: Any, target: Target, path: Path) -> None:
     """Compile one PrimFunc to the object file `path`, which appears whole or not at all."""
     module = compile_kernel(symbol, function, target).mod
     part = path.with_name(f".{path.stem}.{os.getpid()}.o")
-    if target.rvv:
+    if target.takes_vectors(operator_of(symbol)):
         source = part.with_suffix(".ll")
         source.write_text(with_vector_features(module.inspect_source("ll"), target), encoding="utf-8")
         _compile_ir(source, part, target)
@@ -167,6 +168,11 @@ def compile_to(symbol: str, function: Any, target: Target, path: Path) -> None:
     else:
         module.write_to_file(str(part))
     part.rename(path)
+
+
+def operator_of(symbol: str) -> str:
+    """taste_conv2d_0123456789ab -> conv2d, as `cross.lower` names kernels."""
+    return symbol.removeprefix("taste_").rpartition("_")[0]
 
 
 def with_vector_features(ir: str, target: Target) -> str:

@@ -50,11 +50,18 @@ class Binary:
 
 
 def link(
-    kernels: Kernels, plan: MemoryPlan, objects: Mapping[str, Path], folder: Path, seed: int, full: TrainingCost
+    kernels: Kernels,
+    plan: MemoryPlan,
+    objects: Mapping[str, Path],
+    folder: Path,
+    seed: int,
+    full: TrainingCost,
+    symbols: bool = False,
 ) -> Binary:
     """Write FOLDER/{tables.c, taste-train, libtaste.so, weights.safetensors, manifest.json}.
 
-    `full`: what training every parameter costs, for the manifest to compare with.
+    `full`: what training every parameter costs, for the manifest to compare with. `symbols`: the program keeps its symbol
+    table, so that a profiler can name kernels.
     """
     folder.mkdir(parents=True, exist_ok=True)
     build_id = _build_id(kernels, plan, objects, seed)
@@ -64,7 +71,7 @@ def link(
     library = sorted((root / "src").glob("*.c"))
     program = sorted((root / "taste-train").glob("*.c"))
     inputs = [str(p) for p in (*library, tables, *objects.values())]
-    alone = ["-static", "-s", "-Wl,--gc-sections", "-o", str(folder / "taste-train")]
+    alone = ["-static", *([] if symbols else ["-s"]), "-Wl,--gc-sections", "-o", str(folder / "taste-train")]
     exports = f"-Wl,--version-script={root / 'libtaste.map'}"
     shared = ["-shared", "-s", "-fvisibility=hidden", exports, "-o", str(folder / "libtaste.so")]
     # Side by side: the first link for a target also builds a C library, on one core each.

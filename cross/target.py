@@ -28,6 +28,7 @@ class Target:
     ram_mib: int
     llvm_attrs: tuple[str, ...] = ()
     rvv: bool = False
+    scalar_kernels: tuple[str, ...] = ()
     qemu: tuple[str, ...] = ()
 
     @property
@@ -46,6 +47,10 @@ class Target:
     @property
     def vector_bits(self) -> int:
         return self.vector_floats * 32 if self.vector_floats > 1 else 0
+
+    def takes_vectors(self, operator: str) -> bool:
+        """Whether this operator's kernels are compiled with V: on RISC-V some take fewer instructions without."""
+        return self.rvv and not {operator, "*"} & set(self.scalar_kernels)
 
     def emulator(self, program: str) -> list[str]:
         """Command that runs `program` under QEMU with this board's own CPU."""

@@ -190,7 +190,8 @@ def add_board_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--board",
         default="local",
-        help="local, an SSH host or alias, emulated:TARGET, or recorded:FILE.json (default: local)",
+        help="local, an SSH host or alias, an emulated board that is up, emulated:TARGET, or recorded:FILE.json "
+        "(default: local)",
     )
     group.add_argument("--remote-dir", metavar="DIR", help="folder on the board (default: ~/.local/share/taste-edge)")
     group.add_argument("--accept-new", action="store_true", help="record the host key of a host that is not known yet")
@@ -226,6 +227,9 @@ def add_data_flags(parser: argparse.ArgumentParser, required: bool = False) -> N
         "--skip-bad", action="store_true", help="leave out images that cannot be decoded, and count them"
     )
     group.add_argument(
+        "--domain", metavar="REGEX", help="its one group is the domain in a sample's name: '_([a-z]+)_' (CSV: a column)"
+    )
+    group.add_argument(
         "--window", type=positive, default=64, metavar="T", help="characters of one sample of a text (default: 64)"
     )
 
@@ -234,7 +238,7 @@ def pack_options(args: argparse.Namespace) -> PackOptions:
     """What the flags of `add_data_flags` and --seed ask for."""
     from host_control.data import PackOptions
 
-    names = "size resize val_split mean std bgr gray skip_bad seed window".split()
+    names = "size resize val_split mean std bgr gray skip_bad seed window domain".split()
     return PackOptions(**{name: getattr(args, name) for name in names})
 
 

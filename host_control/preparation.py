@@ -86,13 +86,24 @@ def choose_target(name: str | None, board: str, facts: BoardFacts | None) -> Tar
 
     if name is not None:
         return find_target(name)
-    if board.startswith("emulated:"):
-        return find_target(board.removeprefix("emulated:"))
+    if (own := emulated_target(board)) is not None:
+        return own
     if facts is None:
         raise UsageError("no board to probe. Name what to build for with --target.")
     from cross.probe import choose_target as suggest
 
     return find_target(suggest(facts))
+
+
+def emulated_target(board: str) -> Target | None:
+    """The target whose CPU an emulated board has, up or not; None for another board."""
+    from cross.target import find_target
+    from host_control.emulation.catalogue import load_catalogue
+
+    if board.startswith("emulated:"):
+        return find_target(board.removeprefix("emulated:"))
+    known = load_catalogue()
+    return known[board].target if board in known else None
 
 
 def build_model(args: argparse.Namespace, target: Target, out: Path, console: Console) -> tuple[Built, BuildResult]:

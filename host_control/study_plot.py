@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from host_control.console import rate
-from host_control.run_folder import write_whole
+from host_control.figure import new_figure, write_figure
 from host_control.study_report import StudyReport
 
 if TYPE_CHECKING:
@@ -18,18 +17,12 @@ INK, QUIET, LINE, ACCENT, SECOND, BAND = "#1f2933", "#7b8794", "#3e6fa3", "#c241
 
 def plot_throughput(path: Path, report: StudyReport) -> Path:
     """Draw samples/s over batch size (logarithmic) with the spread as error bars; written whole or not at all."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.6), dpi=150, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8, 4.6, dpi=150)
     axes = figure.add_subplot()
     _draw_curve(axes, report)
     _draw_marks(axes, report)
     _label(axes, report)
-    image = io.BytesIO()
-    figure.savefig(image, format="png")
-    return write_whole(path, image.getvalue())
+    return write_figure(path, figure)
 
 
 def _draw_curve(axes: Axes, report: StudyReport) -> None:

@@ -16,6 +16,7 @@ from tests.native_builds import Toolchain, build_main
 from tests.needs import NEEDS, data_folder, unmet
 
 _ROOT = Path(__file__).resolve().parent.parent
+_BOARD_NEEDS = frozenset({"boards", "vm-boards", "netns-boards", "buildah"})
 _REQUIRED = pytest.StashKey[frozenset[str]]()
 
 # A shared two-core machine stalls at any time: a deadline a case would only measure that.
@@ -44,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         unknown = sorted(set(names) - set(NEEDS))
         if unknown:
             raise pytest.UsageError(f"{item.nodeid} needs unknown {unknown}. Known: {', '.join(sorted(NEEDS))}.")
-        if "boards" in names:
+        if not _BOARD_NEEDS.isdisjoint(names):
             item.add_marker(pytest.mark.boards)
 
 
@@ -104,6 +105,31 @@ def built() -> Callable[..., Path]:
         return done[name]
 
     return build_once
+
+
+@pytest.fixture(scope="session")
+def board_up(tmp_path_factory: pytest.TempPathFactory) -> Generator[Callable[..., str]]:
+    """`board_up("rpi4-vm", **settings) -> name`: an emulated board, started once for all tests that ask for it.
+
+    All are ended with the session. None of the user's own is touched: their records are elsewhere.
+    """
+    from host_control.emulation.lifecycle import end_board, start_board
+
+    up: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+
+        def start(name: str, **settings: Any) -> str:
+            if name not in up:
+                start_board(name, lambda *_: None, **settings)
+                up.append(name)
+            return name
+
+        try:
+            yield start
+        finally:
+            for name in up:
+                end_board(name)
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ if verb == "info":
 ended = []
 for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda *_: ended.append(1))
-if flags["--lr"] == "99.0":
+if flags["--lr"] == "99.0" or flags["--effective-batch"] == "39":
     say(event="step", step=1, epoch=0.1, loss=None, accuracy=0.0, lr=99.0, samples_per_s=1.0)
     print("error: step 2: loss is not finite. Lower the learning rate.", file=sys.stderr)
     sys.exit(15)
@@ -40,9 +40,9 @@ total = int(flags["--steps"])
 say(event="plan", batch_size=int(flags["--batch-size"]), planned_bytes=123456)
 for step in range(first + 1, total + 1):
     say(event="step", step=step, epoch=step / 10, loss=1 / step, accuracy=0.5, lr=0.1, samples_per_s=50.0,
-        temperature_c=61.5)
+        temperature_c=61.5, rss_bytes=3 << 20)
     if step % 10 == 0:
-        say(event="eval", epoch=step / 10, loss=0.5, accuracy=0.75, samples=4)
+        say(event="eval", epoch=step / 10, seconds=(step - first) / 50, loss=0.5, accuracy=0.75, samples=4)
     time.sleep({pause})
     if ended:
         os.makedirs(flags["--checkpoint"], exist_ok=True)

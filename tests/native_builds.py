@@ -37,6 +37,7 @@ MAINS = {
     "fuzz-samples": (MODEL, [TESTS / "fuzz_samples.c", *PARTS]),
     "fault-loop": (MODEL, FAULT_LOOP),
     "checkpoint-loop": (MODEL, CHECKPOINT_LOOP),
+    "learn-power": (MODEL, [TESTS / "learn_power.c", TESTS / "disk_model.c", *PARTS]),
     "replay-trace": (MODEL, [TESTS / "replay_trace.c"]),
 }
 """What the fixture `build` makes, by name; a name may be followed by `-D` flags."""

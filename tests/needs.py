@@ -78,6 +78,32 @@ def _boards() -> str | None:
     return NEEDS["qemu"]() or _sshd()
 
 
+def _buildah() -> str | None:
+    if os.geteuid() != 0:
+        return "images are built as root"
+    return _programs("buildah", "mmdebstrap", package="buildah and mmdebstrap")()
+
+
+def _emulated(board: str) -> Probe:
+    """What `board up` itself finds missing, packages for an image included."""
+
+    def probe() -> str | None:
+        from cross.errors import MissingToolError
+        from host_control.emulation.catalogue import find_emulated
+        from host_control.emulation.namespace_board import check_rights
+        from host_control.emulation.packages import check_packages
+
+        try:
+            check_packages(find_emulated(board), build=True)
+            if board.endswith("-netns"):
+                check_rights(find_emulated(board))
+        except MissingToolError as error:
+            return str(error)
+        return None
+
+    return probe
+
+
 def _cpu(flag: str) -> Probe:
     def probe() -> str | None:
         cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -99,6 +125,9 @@ NEEDS: Mapping[str, Probe] = {
     "clang": _clang,
     "sshd": _sshd,
     "boards": _boards,
+    "buildah": _buildah,
+    "vm-boards": lambda: _emulated("rpi4-vm")() or _emulated("bpi-f3-vm")(),
+    "netns-boards": lambda: _emulated("rpi4-netns")() or _emulated("bpi-f3-netns")(),
     "avx2": _cpu("avx2"),
     "avx512": _cpu("avx512f"),
 }

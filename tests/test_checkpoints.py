@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.native_builds import ADDRESS, ARM, CLASSES, FUZZER, HOST, RISCV, THREAD, Toolchain, refuse, run, succeed
 from tests.packed_data import pack
+from tests.test_native import make_weights
 
 Build = Callable[..., Path]
 COUNT = 50
@@ -104,11 +106,29 @@ def test_resume_at_many_points(program: Path, packed: Path, tmp_path: Path) -> N
 @pytest.mark.needs("qemu")
 @pytest.mark.parametrize("toolchain", [ARM, RISCV], ids=lambda t: t.name)
 def test_resume_under_qemu(build: Build, toolchain: Toolchain, packed: Path, tmp_path: Path) -> None:
-    resume_points(build(toolchain, "taste-train"), packed, tmp_path, [1, 3, 6, 8], 20, toolchain.emulator)
+    points = random.Random(2).choices(range(1, 12), k=20)
+    resume_points(build(toolchain, "taste-train"), packed, tmp_path, points, 20, toolchain.emulator)
+
+
+@pytest.mark.faults
+def test_a_forgotten_position_is_found_by_resuming(build: Build, packed: Path, tmp_path: Path) -> None:
+    """The planted bug goes on at the beginning of the epoch."""
+    planted = build(HOST, "taste-train -DTASTE_PLANT_FORGET_POSITION")
+    with pytest.raises(AssertionError):
+        resume_points(planted, packed, tmp_path, [1, 2, 6], 25)
+    assert other_batch_sizes(planted, packed, tmp_path / "sizes", 5) > 0
+
+
+def text_windows(folder: Path) -> Path:
+    """Data of the smallest model (tests/native/tables_text.c): its steps and checkpoints take microseconds, so a life of a
+    few milliseconds is mostly one of writing, syncing and renaming."""
+    draw = np.random.default_rng(6)
+    x, y = (draw.integers(0, 7, (COUNT, 6)).astype(np.uint8) for _ in range(2))
+    return pack(folder / "text", x, y)
 
 
 def kill_loop(command: list[str], kills: int, longest_s: float, seed: int) -> tuple[list[str], int]:
-    """Kills a run at random times and starts it again: (what was lost, the last committed step)."""
+    """Kills a run `kills` times at random and starts it again: (what was lost, the last committed step)."""
     draw, lost, committed = random.Random(seed), [], 0
     print(f"seed {seed}")
     for number in range(kills):
@@ -122,47 +142,67 @@ def kill_loop(command: list[str], kills: int, longest_s: float, seed: int) -> tu
             lost.append(f"life {number}: {committed} was committed, {resumed} is there")
         if of(events, "error") or of(events, "warning"):
             lost.append(f"life {number}: {events[-1]} {err.decode()}")
+        if process.returncode != -signal.SIGKILL:
+            lost.append(f"life {number}: it ended by itself, {process.returncode}")
         committed = max([committed, *(e["step"] for e in of(events, "checkpoint"))])
     return lost, committed
 
 
-def survive(program: Path, packed: Path, folder: Path, kills: int, longest_s: float, emulator: tuple[str, ...]) -> None:
+def survive(
+    program: Path, arguments: Callable[..., list[str]], folder: Path, kills: int, longest_s: float, *emulator: str
+) -> None:
     """Kills lose nothing that was committed, and the run ends with the hash of one that nobody killed."""
     folder.mkdir()
-    options = ("--checkpoint", folder / "run", "--checkpoint-every", "1steps", "--resume")
-    steps = 1
-    while True:  # long enough that the kills do not come after its end
-        command = [*emulator, str(program), *train(packed, steps := steps * 8)]
-        start = time.monotonic()
-        subprocess.run(command, check=True, capture_output=True, timeout=300)
-        if time.monotonic() - start > longest_s:
-            break
-    command = [*emulator, str(program), *train(packed, steps, *options)]
-    lost, committed = kill_loop(command, kills, longest_s, 4)
+    every = ("--checkpoint-every", "1steps", "--resume")
+    whole_life = [*emulator, str(program), *arguments(10**6, "--checkpoint", folder / "measured", *every)]
+    a_life = kill_loop(whole_life, 1, longest_s, seed=2)[1]  # nearly longest_s
+    steps = 2 * (a_life + 2) * kills  # more than the killed ones come to
+    options = ("--checkpoint", folder / "run", *every)
+    lost, committed = kill_loop([*emulator, str(program), *arguments(steps, *options)], kills, longest_s, 4)
     assert lost == [] and committed > 0
-    done = succeed(program, *train(packed, steps, *options[:3], "1000000steps", "--resume"), emulator=emulator)
-    straight = succeed(program, *train(packed, steps), emulator=emulator)
+    done = succeed(program, *arguments(steps, *options[:3], "1000000steps", "--resume"), emulator=emulator)
+    straight = succeed(program, *arguments(steps), emulator=emulator)
     assert of(done, "resume")[0]["step"] >= committed and done[-1]["sha256"] == straight[-1]["sha256"]
 
 
+def train_text(data: Path) -> Callable[..., list[str]]:
+    """`train` of the smallest model, with all that is saved but augmentation."""
+    return lambda *arguments: train(data, *arguments, "--augment", "none")
+
+
 @pytest.mark.faults
-def test_kills_lose_nothing_that_was_committed(program: Path, packed: Path, tmp_path: Path) -> None:
-    survive(program, packed, tmp_path / "kills", 60, 0.12, ())
+def test_kills_lose_nothing_that_was_committed(build: Build, tmp_path: Path) -> None:
+    program = build(HOST, "taste-train-text")
+    survive(program, train_text(text_windows(tmp_path)), tmp_path / "kills", 460, 0.02)
+
+
+@pytest.mark.faults
+def test_kills_between_larger_writes(program: Path, packed: Path, tmp_path: Path) -> None:
+    """Half a MiB a checkpoint, in several writes."""
+    survive(program, partial(train, packed), tmp_path / "kills", 40, 0.12)
 
 
 @pytest.mark.faults
 @pytest.mark.needs("qemu")
 @pytest.mark.parametrize("toolchain", [ARM, RISCV], ids=lambda t: t.name)
 def test_kills_under_qemu(build: Build, toolchain: Toolchain, packed: Path, tmp_path: Path) -> None:
-    survive(build(toolchain, "taste-train"), packed, tmp_path / "kills", 8, 0.8, toolchain.emulator)
+    text = train_text(text_windows(tmp_path))
+    survive(build(toolchain, "taste-train-text"), text, tmp_path / "small", 90, 0.2, *toolchain.emulator)
+    survive(build(toolchain, "taste-train"), partial(train, packed), tmp_path / "kills", 10, 0.8, *toolchain.emulator)
 
 
 @pytest.mark.faults
-def test_a_checkpoint_reported_too_early_is_found_by_kills(build: Build, packed: Path, tmp_path: Path) -> None:
-    planted = build(HOST, "taste-train -DTASTE_PLANT_EARLY_EVENT")
+@pytest.mark.parametrize("kind", ["taste-train", "taste-train-text"])
+def test_a_checkpoint_reported_too_early_is_found_by_kills(
+    build: Build, packed: Path, tmp_path: Path, kind: str
+) -> None:
+    planted = build(HOST, f"{kind} -DTASTE_PLANT_EARLY_EVENT")
     options = ("--checkpoint", tmp_path / "run", "--checkpoint-every", "1steps", "--resume")
-    command = [str(planted), *train(packed, 10**6, *options)]
-    assert any(kill_loop(command, 12, 0.12, seed)[0] for seed in range(10))
+    small = kind == "taste-train-text"
+    arguments = train_text(text_windows(tmp_path)) if small else partial(train, packed)
+    command = [str(planted), *arguments(10**6, *options)]
+    longest_s, kills = (0.02, 40) if small else (0.12, 12)
+    assert any(kill_loop(command, kills, longest_s, seed)[0] for seed in range(10))
 
 
 @pytest.mark.faults
@@ -213,23 +253,36 @@ def test_a_run_under_sanitizers(build: Build, toolchain: Toolchain, packed: Path
     assert (again[0], again[1][-1]["steps"], len(of(done, "eval"))) == (0, 12, 3)
 
 
-def test_another_batch_size_goes_on_with_the_same_samples(program: Path, packed: Path, tmp_path: Path) -> None:
-    """With weights that do not move, a step's loss tells which samples it saw."""
-    common = ("train", "--samples", packed, "--effective-batch", 12, "--steps", 13, "--lr", 0, "--seed", 3)
-    common += ("--augment", "crop-flip", "--report-rate", 1e9)
-    straight = [e["loss"] for e in of(succeed(program, *common, "--batch-size", 5), "step")]
-    assert len(straight) == 13 and len(set(straight)) == 13
-    for sizes in ((5, 12), (12, 1), (3, 7)):
-        folder = tmp_path / f"run{sizes}"
-        every = ("--checkpoint", folder, "--checkpoint-every", "1steps", "--resume")
-        command = [str(program), *map(str, (*common, *every, "--batch-size", sizes[0], "--threads", 1))]
-        first = live_until(command, at_step(2), signal.SIGKILL)
+def other_batch_sizes(program: Path, packed: Path, tmp_path: Path, cases: int) -> int:
+    """Runs that are killed at a random step and go on with another batch size: how many saw other samples than a straight
+    run. With weights that do not move, a step's loss tells which samples it saw, and how augmented."""
+    draw, wrong = random.Random(5), 0
+    tmp_path.mkdir(exist_ok=True)
+    for case in range(cases):
+        effective = draw.choice([7, 12, 25])  # epochs of 50 have ragged tails, and 2 to 8 steps
+        sizes, seed = draw.choices(range(1, effective + 1), k=2), draw.randrange(10**6)
+        common = ["train", "--samples", packed, "--effective-batch", effective, "--steps", 13, "--lr", 0]
+        common += ["--seed", seed, "--augment", "crop-flip", "--report-rate", 1e9, "--threads", 1]
+        every = ["--checkpoint", tmp_path / str(case), "--checkpoint-every", "1steps", "--resume"]
+        straight = [e["loss"] for e in of(succeed(program, *common, "--batch-size", effective), "step")]
+        assert len(set(straight)) == 13
+        command, stop = [*common, *every, "--batch-size", sizes[0]], draw.randint(1, 8)
+        first = live_until([str(program), *map(str, command)], at_step(stop), signal.SIGKILL)
         rest = succeed(program, *common, *every, "--batch-size", sizes[1])
         begun = of(rest, "resume")[0]["step"]
+        assert begun >= stop
         seen = [e["loss"] for e in of(first, "step")][:begun] + [e["loss"] for e in of(rest, "step")]
-        assert seen[-(13 - begun) :] == pytest.approx(straight[begun:], rel=1e-5)
-        assert seen[:2] == pytest.approx(straight[:2], rel=1e-5)
-        assert of(rest, "step")[0]["step"] == begun + 1
+        wrong += seen != pytest.approx(straight, rel=1e-5)
+    return wrong
+
+
+def test_another_batch_size_goes_on_with_the_same_samples(program: Path, packed: Path, tmp_path: Path) -> None:
+    assert other_batch_sizes(program, packed, tmp_path, 3) == 0
+
+
+@pytest.mark.faults
+def test_many_other_batch_sizes_go_on_with_the_same_samples(program: Path, packed: Path, tmp_path: Path) -> None:
+    assert other_batch_sizes(program, packed, tmp_path, 100) == 0
 
 
 OTHERS: list[tuple[str, tuple[object, ...], str]] = [
@@ -360,16 +413,72 @@ def test_numbers_that_are_not_finite_leave_the_checkpoint(program: Path, tmp_pat
     folder = tmp_path / "run"
     base = ("train", "--samples", tmp_path / "data", "--batch-size", 3, "--epochs", 1, "--checkpoint", folder)
     base += ("--checkpoint-every", "1steps")
-    refuse(15, "step 6: the gradient of", program, *base, "--lr", 0.01)
+    refuse(15, f"step 6: sample 17 of {tmp_path}/data has Inf at value 0", program, *base, "--lr", 0.01)
     saved = {p.name: p.read_bytes() for p in folder.glob("*.safetensors")}
     assert sorted(int(b'"step":"5"' in raw[:1000]) for raw in saved.values()) == [0, 1]
-    refuse(15, "step 6: the gradient of", program, *base, "--lr", 0.01, "--resume")
+    refuse(15, "step 6: sample 17", program, *base, "--lr", 0.01, "--resume")
     assert saved == {p.name: p.read_bytes() for p in folder.glob("*.safetensors")}
     # A rate that makes weights infinite in the very step that a checkpoint follows: not saved.
     x[17] = 0
     save_file({"x": 1e3 * x, "y": np.zeros(COUNT, np.int32)}, tmp_path / "data")
     code, events, _ = run(program, *base[:-4], "--checkpoint", tmp_path / "hot", *base[-2:], "--lr", 3e38)
     assert code == 15 and of(events, "checkpoint") == [] and not list((tmp_path / "hot").glob("*.safetensors"))
+
+
+def poisoned(kind: str, draw: random.Random, folder: Path, good: dict[str, Any]) -> tuple[list[object], int, str]:
+    """Flags of a run that meets something that is not finite, the step at which it must stop, and what it must name."""
+    x = np.random.default_rng(5).standard_normal((COUNT, 2, 4, 5), dtype=np.float32)
+    weights = {name: values.copy() for name, values in good.items()}
+    bad, rate, step, named = draw.choice([np.nan, np.inf, -np.inf]), "0.01", 1, ""
+    row = draw.randrange(COUNT)
+    if kind == "input":
+        x[row].flat[draw.randrange(40)] = bad
+        step, named = row // 3 + 1, f"sample {row} of"
+    elif kind == "weight":
+        name = draw.choice(sorted(weights))
+        weights[name].flat[draw.randrange(weights[name].size)] = bad
+    elif kind == "gradient":  # a finite loss, and a slope of 1e4 times inputs of 1e38
+        weights["hidden.weight"][:] = 0
+        weights["hidden.bias"][:] = 1
+        weights["head.weight"] *= 1e4
+        x[row] *= 1e38
+        rate, step, named = "0", row // 3 + 1, "the gradient of 'hidden.weight'"
+    else:
+        rate, step = f"{draw.uniform(1, 3)}e{draw.choice([30, 37])}", 2
+    save_file({"x": x, "y": np.zeros(COUNT, np.int32)}, folder / "data")
+    save_file(weights, folder / "weights")
+    flags: list[object] = ["train", "--samples", folder / "data", "--weights", folder / "weights", "--batch-size", 3]
+    return [*flags, "--epochs", 1, "--lr", rate], step, named
+
+
+def stopped_in_time(program: Path, good: dict[str, Any], tmp_path: Path, cases: int) -> list[str]:
+    """What went wrong: a run that did not stop with 15 at the step itself, or that touched its last good checkpoint."""
+    draw, wrong = random.Random(3), []
+    for case in range(cases):
+        folder = tmp_path / f"case{case}"
+        folder.mkdir(parents=True)
+        kind = ("input", "weight", "gradient", "rate")[case % 4]
+        flags, step, named = poisoned(kind, draw, folder, good)
+        code, events, stderr = run(program, *flags, "--checkpoint", folder / "run", "--checkpoint-every", "1steps")
+        saved = sorted((folder / "run").glob("*.safetensors"))
+        finite = all(np.isfinite(values).all() for path in saved for values in load_file(path).values())
+        # A rate so large spoils the weights in step 1 or the loss in step 2.
+        steps = [step] if kind != "rate" else [1, 2]
+        right = any(stderr.startswith(f"error: step {s}: ") for s in steps) and named in stderr
+        committed = [e["step"] for e in of(events, "checkpoint")]
+        if code != 15 or not right or not finite or any(s >= step for s in committed) or stderr.count("\n") != 1:
+            wrong.append(f"{case} {kind}: {code} {committed} {stderr}")
+    return wrong
+
+
+@pytest.mark.faults
+def test_what_is_not_finite_stops_the_step_it_comes_in(build: Build, program: Path, tmp_path: Path) -> None:
+    """In a sample, a weight, a gradient, a learning rate; the planted program goes on."""
+    good = make_weights(3)
+    assert stopped_in_time(program, good, tmp_path / "right", 32) == []
+    planted = build(HOST, "taste-train -DTASTE_PLANT_GO_ON")
+    wrong = stopped_in_time(planted, good, tmp_path / "planted", 8)
+    assert {line.split()[1] for line in wrong} == {"input:", "weight:", "gradient:", "rate:"}
 
 
 def test_a_checkpoint_is_a_safetensors_file(program: Path, packed: Path, tmp_path: Path) -> None:

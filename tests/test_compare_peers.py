@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import compare_peers
 from benchmarks.compare_peers import OURS, compare, main, measure_all
-from benchmarks.peers import clean_windows
+from benchmarks.peers import clean_windows, engines
 from benchmarks.peers.clean_windows import time_steps
 
 
@@ -55,20 +58,69 @@ def test_a_peer_without_any_rate_has_no_ratio() -> None:
     assert compare(rows, ("torch",))["ratio_best_vs_best"] == {"torch": None}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    (
-        (["--peers", "jax"], 22, "peer jax cannot be measured here"),
-        (["--peers", "torch,ort"], 22, "peer ort cannot be measured here"),
-        (["--peers", "tensorflow"], 2, "unknown peer 'tensorflow'"),
-    ),
-)
-def test_peers_that_cannot_run(arguments: list[str], code: int, words: str, capsys: Any) -> None:
-    if "torch" in arguments[-1]:
-        pytest.importorskip("torch")
-    assert main(arguments) == code
+def _result(tmp_path: Path, name: str, rows: list[dict[str, Any]], **facts: Any) -> str:
+    result = compare(rows, ("torch", "jax")) | {"model": "mlp", "input_shape": [4], "threads": 2, "lean": False}
+    path = tmp_path / name
+    path.write_text(json.dumps(result | {"rounds": 1, "missing": {"jax": "no package"}} | facts))
+    return str(path)
+
+
+def _row(engine: str, size: int, speed: float | None, tainted: bool = False) -> dict[str, Any]:
+    row = {"engine": engine, "batch_size": size, "samples_per_s": speed, "tainted": tainted}
+    return row | {"peak_rss_bytes": 1, "rounds": [speed], "error": "refused"}
+
+
+def test_results_are_merged_by_batch_size_and_drawn(tmp_path: Path, capsys: Any) -> None:
+    first = _result(tmp_path, "1.json", [_row(OURS, 1, 10.0), _row("torch", 1, 5.0), _row("torch", 8, None)])
+    second = _result(tmp_path, "2.json", [_row(OURS, 1, 12.0), _row(OURS, 8, 60.0), _row("torch", 8, 20.0)])
+    third = _result(tmp_path, "3.json", [_row(OURS, 1, 99.0, tainted=True), _row("torch", 1, 7.0)])
+    figure = tmp_path / "figure.png"
+    assert main(["--merge", first, second, third, "--figure", str(figure), "--json"]) == 22, "jax was measured in none"
+    result = json.loads(capsys.readouterr().out)
+    assert result["ratio_by_batch_size"]["torch"] == {"1": pytest.approx(11 / 6), "8": pytest.approx(3.0)}
+    assert result["ratio_best_vs_best"] == {"torch": pytest.approx(3.0), "jax": None}
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_results_of_other_work_are_not_merged(tmp_path: Path, capsys: Any) -> None:
+    first = _result(tmp_path, "1.json", [_row(OURS, 1, 10.0)])
+    assert main(["--merge", first, _result(tmp_path, "2.json", [_row(OURS, 1, 10.0)], threads=1)]) == 2
+    (tmp_path / "3.json").write_text("[]")
+    assert main(["--merge", first, str(tmp_path / "3.json")]) == 14
+    assert main(["--merge", str(tmp_path / "4.json")]) == 12
+    assert capsys.readouterr().err.count("error: ") == 3
+
+
+def test_peers_that_cannot_run_are_said_and_the_others_measured(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(compare_peers, "missing", {"jax": "no package jax. Run `make peers`.", "torch": None}.get)
+    assert main(["--peers", "jax"]) == 22
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and words in err
+    assert out == "" and err == "error: peer jax cannot be measured here: no package jax. Run `make peers`.\n"
+    monkeypatch.setattr(compare_peers, "our_engine", lambda *_: (_engine({4: [20.0]}, [], "ours"), 7))
+    monkeypatch.setattr(compare_peers, "peer_engine", lambda *_: _engine({4: [10.0]}, [], "torch"))
+    assert main(["--peers", "torch,jax", "--batch-sizes", "4", "--rounds", "1", "--json"]) == 22
+    out, err = capsys.readouterr()
+    assert json.loads(out)["ratio_best_vs_best"] == {"torch": 2.0, "jax": None}
+    assert err.startswith("error: peer jax")
+
+
+def test_unknown_peers(capsys: Any) -> None:
+    assert main(["--peers", "tensorflow"]) == 2
+    assert "unknown peer 'tensorflow'" in capsys.readouterr().err
+
+
+def test_a_peer_with_another_model_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"samples_per_s": 1.0, "parameters": 6}
+    monkeypatch.setattr(engines, "_run", lambda *_: dict(row))
+    work = engines.Work("mlp", (4,), 10, 1, 1.0)
+    assert "has 6 parameters, ours 7" in engines.peer_engine("torch", work, 7)(1)["error"]
+    assert engines.peer_engine("torch", work, 6)(1)["samples_per_s"] == 1.0
+
+
+def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text("raise ValueError('too small')")
+    assert engines._run([sys.executable, str(worker)], {}) == {"error": "ValueError: too small"}
 
 
 def test_windows_that_waited_for_a_core_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

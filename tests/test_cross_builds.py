@@ -44,7 +44,7 @@ def train(folder: Path, target: str, samples: Path, threads: int, save: Path) ->
     arguments += ["--batch-size", str(BATCH), "--steps", str(STEPS), "--lr", "0.05", "--momentum", "0.9"]
     arguments += ["--threads", str(threads), "--save", str(save)]
     command = [*command_of(folder, target), *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     assert result.returncode == 0, result.stderr
     events = [json.loads(line) for line in result.stdout.splitlines()]
     return [event["loss"] for event in events if event["event"] == "step"]

@@ -353,3 +353,57 @@ def test_a_full_disk_of_the_cache_names_it(tmp_path: Path, monkeypatch: pytest.M
 def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TASTE_CACHE", str(tmp_path / "here"))
     assert packed_for(_source(tmp_path / "a"), _WHOLE).data.folder.parent == tmp_path / "here" / "data"
+
+
+def _named(path: Path) -> Path:
+    """Images whose names tell who took them: ant/ann_000.png."""
+    return df.write_files(
+        path,
+        {
+            f"{df.CLASSES[y]}/{'ann bob cid'.split()[i % 4 % 3]}_{i:03}.png": df.png(x)
+            for i, (x, y) in enumerate(zip(X, Y, strict=True))
+        },
+    )
+
+
+def test_domains_of_file_names_and_of_a_column(tmp_path: Path) -> None:
+    """The tensor `domain` says what the names do, in both splits; the same of a CSV's column; names are sorted."""
+    options = PackOptions(val_split=0.3, domain="/([a-z]+)_[0-9]+")
+    data = pack(read_data_set(_named(tmp_path / "a"), options), tmp_path / "named", options).data
+    assert data.domains == ("ann", "bob", "cid") and data.test is not None
+    lines = [("file", "label", "domain")]
+    lines += [
+        (str(f.relative_to(tmp_path / "a")), f.parent.name, f.name.partition("_")[0])
+        for f in sorted((tmp_path / "a").rglob("*.png"))
+    ]
+    df.write_csv(tmp_path / "a/table.csv", lines)
+    table = pack(read_data_set(tmp_path / "a/table.csv", _WHOLE), tmp_path / "table", _WHOLE).data
+    assert table.domains == data.domains and table.train.domain_counts == (15, 8, 7)
+    of = {x.tobytes(): i % 4 % 3 for i, x in enumerate(X)}
+    for part in (data.train, data.test, table.train):
+        with safe_open(part.path, framework="numpy") as file:
+            x, domain = file.get_tensor("x"), file.get_tensor("domain")
+        assert domain.dtype == np.int32 and domain.tolist() == [of[image.tobytes()] for image in x]
+        assert part.domain_counts == tuple(np.bincount(domain, minlength=3))
+    assert sum(np.add(data.train.domain_counts, data.test.domain_counts)) == 30
+    assert open_packed(_pack(_source(tmp_path / "b"), tmp_path / "plain")).domains == ()
+
+
+def test_domains_that_are_not_there(tmp_path: Path) -> None:
+    for pattern, words in (("([a-z]", "no regular expression"), ("[a-z]+", "has 0 groups")):
+        with pytest.raises(UsageError, match=words):
+            PackOptions(domain=pattern)
+    options = PackOptions(val_split=0, domain="(dora)_")
+    with pytest.raises(DataError, match=r"ant/\S+.png has no domain"):
+        pack(read_data_set(_named(tmp_path / "a"), options), tmp_path / "out", options)
+    assert not (tmp_path / "out").exists()
+    df.write_csv(tmp_path / "a/t.csv", [("file", "label", "domain"), ("ant/ann_000.png", "ant", " ")])
+    with pytest.raises(DataError, match="line 2 of .* has no domain"):
+        read_data_set(tmp_path / "a/t.csv", _WHOLE)
+    options = PackOptions(val_split=0, domain="/([a-z]+)_")
+    path = _pack(_named(tmp_path / "c"), tmp_path / "d", options) / "train.safetensors"
+    with safe_open(path, framework="numpy") as file:
+        tensors, facts = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
+    save_file({**tensors, "domain": tensors["domain"] + 1}, path, facts)
+    with pytest.raises(CorruptInputError, match="3 names"):
+        open_packed(tmp_path / "d", verify=False)

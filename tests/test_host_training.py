@@ -76,7 +76,8 @@ def test_a_run_leaves_weights_result_and_records(
     assert {"weights.safetensors", "metrics.jsonl", "metrics.csv", "curves.png", "options.json"} <= names
     assert not [name for name in names if name.endswith(".part")]
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert len(list(csv.DictReader((out / "metrics.csv").read_text().splitlines()))) == 22
+    table = list(csv.DictReader((out / "metrics.csv").read_text().splitlines()))
+    assert len(table) == 22 and (table[0]["temperature_c"], table[0]["rss_bytes"]) == ("61.5", str(3 << 20))
     options = json.loads((out / "options.json").read_text())
     assert options["data"]["classes"] == ["cat", "dog"] and options["data"]["shape"] == [1, 8, 8]
     assert options["batch_size_from"] == "flag" and options["options"]["lr"] > 0
@@ -93,7 +94,7 @@ def test_output_for_people(data: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert code == 0
     assert "40 samples of 1x8x8 to train on, 8 to test on; 2 classes (cat, dog)" in text
     assert "effective batch 10 = 2 x 4 + 2 micro-batches" in text and "memory: 1.0 MiB planned" in text
-    assert "epoch 0.10 of 5, loss 1.0000, accuracy 50.0%, 50.0 samples/s, 4 s left, lr 0.1, 62 C" in text
+    assert "epoch 0.10 of 5, loss 1.0000, accuracy 50.0%, 50.0 samples/s, 4 s left, lr 0.1, 62 C, 3.0 MiB" in text
     assert "epoch 1: test loss 0.5000, accuracy 75.0% of 4" in text
     assert "test accuracy 75.00%" in text and "export --run" in text
 
@@ -373,4 +374,17 @@ def test_without_a_study_one_is_run_and_the_next_run_finds_it(
     options = json.loads((tmp_path / "three" / "options.json").read_text())
     assert (
         options["batch_size_from"].startswith("runs/") and options["options"]["batch_size"] == lines[-1]["batch_size"]
+    )
+    tight = ("--memory", (1 << 20) + 2 * 1000)
+    code, lines, _ = train(capsys, *words, tmp_path / "four", *tight)
+    assert code == 0 and lines[-1]["batch_size"] == 2, "no more than fits now"
+    grows = ("--batch-schedule", "adabatch", "--effective-batch-start", 5, "--effective-batch-cap", 20, "--interval", 1)
+    code = main(["train", "--model", "mlp", "--data", str(data), *map(str, grows), "--steps", "20", "--out", "five"])
+    text = capsys.readouterr().out
+    assert code == 0 and len(measured) == second and "bs_opt of runs/" in text
+    found = json.loads(Path("five/options.json").read_text())["options"]
+    assert (found["batch_size"], found["effective_batch"], found["adabatch"]["cap"]) == (
+        options["options"]["batch_size"],
+        5,
+        20,
     )

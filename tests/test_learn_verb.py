@@ -13,8 +13,8 @@ import pytest
 
 from cross.errors import DataError
 from host_control.cli import main
+from host_control.comparison import spread
 from host_control.learning.options import read_task_file
-from host_control.learning.outcome import spread
 from host_control.preparation import read_build
 from tests.host import host_target
 

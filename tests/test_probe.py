@@ -139,6 +139,31 @@ def test_the_script_runs_here() -> None:
     assert facts.cores >= 1 and facts.memory_available_bytes > 0 and facts.page_size >= 4096 and facts.kernel
 
 
+@pytest.mark.parametrize(
+    ("vlenb", "bits", "target"), [("32", 256, "bpi-f3"), ("16", 128, "generic-riscv64-v"), ("132", 0, None)]
+)
+def test_a_vector_length_that_was_read_decides_what_runs(vlenb: str, bits: int, target: str | None) -> None:
+    text = (PROBES / "qemu-riscv64.txt").read_text(encoding="utf-8") + f"\n== vlenb\n{vlenb}\n"
+    facts = parse_probe(text)
+    assert facts.vector_bits == bits
+    for name in ("bpi-f3", "generic-riscv64-v"):
+        if target not in (name, None):
+            with pytest.raises(CompatibilityError, match=f"the board's have {bits}"):
+                check_runs_on(find_target(name), facts)
+        else:
+            check_runs_on(find_target(name), facts)
+
+
+@pytest.mark.needs("qemu")
+@pytest.mark.parametrize(("cpu", "code"), [("rv64,v=true,vlen=256", 32), ("rv64,v=true,vlen=128", 16), ("rv64", -4)])
+def test_the_program_of_the_script_reads_vlenb(tmp_path: Path, cpu: str, code: int) -> None:
+    line = next(line for line in PROBE_SCRIPT.splitlines() if "printf '%b'" in line)
+    program = tmp_path / "vlenb"
+    octal = line.split("'")[3]
+    subprocess.run(["sh", "-c", f"printf '%b' '{octal}' >{program}; chmod 700 {program}"], check=True)
+    assert subprocess.run(["qemu-riscv64", "-cpu", f"{cpu}", program], check=False).returncode == code
+
+
 def test_no_answer_is_an_error_and_missing_tools_are_not() -> None:
     with pytest.raises(CorruptInputError, match="POSIX sh"):
         parse_probe("")

@@ -5,6 +5,7 @@ Against PyTorch in float64; kernels run through TVM's JIT.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -213,3 +214,61 @@ def test_text_trains_as_in_pytorch(name: str, built: Callable[..., Path], data: 
             losses.append((step.loss, float(loss.detach())))
     assert all(abs(ours - theirs) <= 1e-4 * theirs for ours, theirs in losses)
     assert losses[-1][0] < losses[0][0]
+
+
+TEXT_STEPS, TEXT_BATCH, TEXT_RATE, TEXT_WARMUP = 700, 16, 1e-3, 70
+
+
+def torch_text_loss(model: Model, train: dict[str, Array], test: dict[str, Array]) -> float:
+    """PyTorch's test loss after the same windows in the same order: AdamW, warm-up and cosine, gradients clipped at 1."""
+    from tests.packed_data import keyed_order
+    from tests.torch_zoo import torch_like
+
+    def loss_of(held: dict[str, Array], rows: Any) -> Any:
+        logits = module(torch.from_numpy(held["x"][rows].astype("int64"))).flatten(0, 1)
+        return functional.cross_entropy(logits, torch.from_numpy(held["y"][rows]).long().flatten())
+
+    def rate(step: int) -> float:
+        if step < TEXT_WARMUP:
+            return (step + 1) / TEXT_WARMUP
+        return float(0.5 * (1 + np.cos(np.pi * (step - TEXT_WARMUP) / (TEXT_STEPS - TEXT_WARMUP))))
+
+    module = torch_like(model, "chartransformer")
+    optimizer = torch.optim.AdamW(module.parameters(), lr=TEXT_RATE, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+    order = keyed_order(0, 0, len(train["x"]))
+    for step in range(TEXT_STEPS):
+        loss = loss_of(train, order[step * TEXT_BATCH : (step + 1) * TEXT_BATCH])
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    with torch.no_grad():
+        starts = range(0, len(test["x"]), 64)
+        sums = [float(loss_of(test, slice(i, i + 64))) * len(test["x"][i : i + 64]) for i in starts]
+    return sum(sums) / len(test["x"])
+
+
+@pytest.mark.acceptance
+@pytest.mark.needs("data")
+def test_chartransformer_learns_shakespeare(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command of docs/train.md: below 2.2 nats on the held-out tenth, within 6 minutes, as far as PyTorch comes."""
+    from safetensors.numpy import load_file
+
+    from host_control.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    source = data / "tinyshakespeare.txt"
+    assert main(["data", "pack", "--data", str(source), "--out", "packed"]) == 0
+    flags = f"--batch-size {TEXT_BATCH} --effective-batch {TEXT_BATCH} --steps {TEXT_STEPS} --lr {TEXT_RATE}"
+    command = f"train --model chartransformer --data packed {flags} --warmup 0.1 --seed 0 --out run"
+    assert main(command.split()) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    seconds = TEXT_STEPS * TEXT_BATCH / result["samples_per_s"]
+    model = load_model("chartransformer", classes=65, init="seeded", seed=0)
+    held = [load_file(tmp_path / "packed" / f"{split}.safetensors") for split in ("train", "test")]
+    theirs = torch_text_loss(model, *held)
+    print(f"test loss {result['test_loss']:.4f} after {seconds:.0f} s of steps, PyTorch's {theirs:.4f}")
+    assert result["test_loss"] < 2.2 and result["test_loss"] == pytest.approx(theirs, rel=0.02)
+    assert seconds <= 360

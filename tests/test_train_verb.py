@@ -155,6 +155,21 @@ def test_the_result_names_the_hash_of_the_weights(program: Path, packed: Path, t
     assert len(digests) == 1
 
 
+@pytest.mark.parametrize(("zones", "told"), [({}, None), ({0: "41500", 2: "63250"}, 63.25)])
+def test_steps_tell_temperature_and_memory(
+    program: Path, packed: Path, tmp_path: Path, zones: dict[int, str], told: float | None
+) -> None:
+    for zone, text in zones.items():
+        folder = tmp_path / f"sys/class/thermal/thermal_zone{zone}"
+        folder.mkdir(parents=True)
+        (folder / "temp").write_text(f"{text}\n")
+    arguments = ("train", "--samples", packed, "--lr", 0.1, "--epochs", 1, "--batch-size", 8)
+    events = succeed(program, *arguments, "--system-root", tmp_path)
+    for step in steps_of(events):
+        assert step["temperature_c"] == told and 0 < step["rss_bytes"] <= events[-1]["peak_rss_bytes"]
+    assert events[-1]["accuracy"] == steps_of(events)[-1]["accuracy"]
+
+
 def test_small_steps_are_told_at_most_ten_times_a_second(program: Path, packed: Path) -> None:
     arguments = ("train", "--samples", packed, "--lr", 1e-6, "--epochs", 100, "--batch-size", 1)
     few = steps_of(succeed(program, *arguments, "--report-rate", 1e-9))

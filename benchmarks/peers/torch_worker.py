@@ -1,35 +1,34 @@
 """One point of PyTorch: training throughput of one model at one batch size, as one JSON line.
 
 A step is forward, cross-entropy, backward and SGD with momentum, on float32. `--tuned`: channels last, fused optimizer,
-torch.compile where a C++ compiler is found; the caller keeps malloc's pages (MALLOC_ variables, which only a new process
-reads).
+torch.compile where a C++ compiler is found; the allocator is the caller's part (variables that only a new process reads).
+`--export FILE` writes the model in training mode as ONNX instead, for ONNX Runtime.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import resource
 import shutil
 import sys
+import warnings
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
+from benchmarks.peers.worker import Row, print_row, timed_row, worker_flags  # noqa: E402  the checkout comes first
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
+
+def measure(args: argparse.Namespace) -> Row:
     """The row of one point; an `error` in place of a rate where PyTorch refuses it."""
     import torch
     from torch import nn
 
-    from benchmarks.peers.clean_windows import time_steps
     from benchmarks.peers.torch_models import MODELS
 
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    shape = tuple(int(size) for size in args.input_shape.split(","))
+    shape = args.input_shape
     model = MODELS[args.model](shape, args.classes).train()
     x = torch.randn(args.batch_size, *shape)
     y = torch.randint(0, args.classes, (args.batch_size,))
@@ -45,33 +44,43 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         loss_function(network(x), y).backward()
         optimizer.step()
 
-    row: dict[str, Any] = {"version": torch.__version__, "compiled": compiled}
-    try:
-        timing = time_steps(step, args.threads, args.seconds)
-    except (RuntimeError, ValueError) as error:
-        return row | {"error": " ".join(str(error).split())[:200]}
-    return row | {
-        "samples_per_s": args.batch_size / timing.step_s,
-        "spread": timing.spread,
-        "windows": timing.windows,
-        "clean_windows": timing.clean,
-        "tainted": timing.tainted,
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
+    row: Row = {"version": torch.__version__, "compiled": compiled}
+    row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    return row | timed_row(step, args, (RuntimeError, ValueError))
+
+
+def export(args: argparse.Namespace) -> Row:
+    """The model as ONNX with a free batch, batch norms training, every parameter under its own name."""
+    import torch
+
+    from benchmarks.peers.torch_models import MODELS
+
+    torch.manual_seed(0)
+    model = MODELS[args.model](args.input_shape, args.classes).train()
+    # The exporter that ONNX Runtime's training tools understand is the old one, and says so.
+    warnings.simplefilter("ignore")
+    torch.onnx.export(
+        model,
+        (torch.randn(2, *args.input_shape),),
+        str(args.export),
+        input_names=["x"],
+        output_names=["logits"],
+        opset_version=17,
+        dynamo=False,
+        training=torch.onnx.TrainingMode.TRAINING,
+        do_constant_folding=False,
+        dynamic_axes={"x": {0: "batch"}, "logits": {0: "batch"}},
+    )
+    return {"parameters": [name for name, _ in model.named_parameters()]}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--batch-size", type=int, required=True)
-    parser.add_argument("--input-shape", default="3,32,32")
-    parser.add_argument("--classes", type=int, default=10)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=2.0)
+    parser = worker_flags(__doc__)
     parser.add_argument("--tuned", action="store_true")
+    parser.add_argument("--export", type=Path, metavar="FILE")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(args.threads)
-    print(json.dumps(measure(args)), flush=True)
+    print_row(export(args) if args.export else measure(args))
     return 0
 
 

@@ -1,4 +1,5 @@
-"""Boards to run on: `open_board` makes one of `local`, an SSH host, `emulated:TARGET` or `recorded:FILE.json`.
+"""Boards to run on: `open_board` makes one of `local`, an SSH host, the name of an emulated board that is up,
+`emulated:TARGET` or `recorded:FILE.json`.
 
     with open_board("pi@raspberrypi.local") as board:
         target = choose_target(board.facts())
@@ -20,6 +21,8 @@ from host_control.boards.emulated import open_emulated
 from host_control.boards.local import open_local
 from host_control.boards.recorded import RecordedBoard, open_recorded
 from host_control.boards.ssh import open_ssh
+from host_control.emulation.catalogue import load_catalogue
+from host_control.emulation.state import find_up
 
 __all__ = ["BenchSettings", "DeployedBoard", "RecordedBoard", "open_board"]
 
@@ -55,4 +58,6 @@ def _make_board(
         return open_emulated(rest, remote_dir, settings)
     if kind == "recorded" and colon:
         return open_recorded(Path(rest))
-    return open_ssh(name, remote_dir, settings, accept_new=accept_new, ssh_config=ssh_config)
+    emulated = name in load_catalogue()
+    config = find_up(name) if emulated else ssh_config
+    return open_ssh(name, remote_dir, settings, accept_new=accept_new, ssh_config=config, emulated=emulated)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,14 @@ class DeployedBoard:
         """What the board is; free memory as of the first call."""
         if self._facts is None:
             # Tools that a board lacks complain on stderr and leave their section empty.
-            self._facts = parse_probe(self.connection.run(["sh", "-c", PROBE_SCRIPT]).stdout)
+            facts = parse_probe(self.connection.run(["sh", "-c", PROBE_SCRIPT]).stdout)
+            self._facts = replace(facts, emulated=facts.emulated or self._emulated)
         return self._facts
+
+    @property
+    def emulated(self) -> bool:
+        """Whether it is known to be an emulator's, so that nothing timed on it is a board's speed."""
+        return self._emulated or (self._facts is not None and self._facts.emulated)
 
     def deploy(self, build_dir: Path, *, files: tuple[str, ...] = (PROGRAM, "manifest.json")) -> DeployResult:
         """Send a build's `files` and make them current, once the program has started there and printed its info.
@@ -98,9 +105,9 @@ class DeployedBoard:
     def measure(self, point: OperatingPoint) -> Counters:
         """Run `taste-train bench` for one point, a process of its own; raises what its exit code stands for."""
         arguments = bench_arguments(point, self.settings)
-        emulated = True if self._emulated or (self._facts is not None and self._facts.emulated) else None
-        limit = bench_limit_s(point, self.settings, bool(emulated))
-        return read_bench(self.run_program(arguments, timeout=limit), point, self.name, emulated=emulated)
+        result = self.run_program(arguments, timeout=bench_limit_s(point, self.settings, self.emulated))
+        # Where we do not know, the program's own word counts.
+        return read_bench(result, point, self.name, emulated=self.emulated or None)
 
     def run_program(self, arguments: list[str], *, timeout: float) -> RunResult:
         """Run the deployed taste-train to its end; it is ended when this side goes away."""

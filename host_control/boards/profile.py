@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cross.errors import CompatibilityError
@@ -64,11 +64,10 @@ class Operator:
 def profile(board: DeployedBoard, point: OperatingPoint) -> Profile:
     """Run `taste-train profile` of the current deployment for one point; raises what its exit code stands for."""
     words = bench_arguments(point, board.settings)
-    result = board.run_program(
-        ["profile", *words[1:]], timeout=bench_limit_s(point, board.settings, board.name.startswith("emulated:"))
-    )
+    result = board.run_program(["profile", *words[1:]], timeout=bench_limit_s(point, board.settings, board.emulated))
     check_exit(result, f"the profile of batch size {point.batch_size} on {board.name}")
-    return read_profile(last_record(result.stdout, "result") or {}, board.name)
+    found = read_profile(last_record(result.stdout, "result") or {}, board.name)
+    return replace(found, emulated=found.emulated or board.emulated)
 
 
 def read_profile(record: Mapping[str, Any], board: str) -> Profile:

@@ -1,6 +1,6 @@
-"""CSV (comma, semicolon or tab) of image paths and labels, and optionally the split of each.
+"""CSV (comma, semicolon or tab) of image paths and labels, and optionally the split and the domain of each.
 
-With a heading the columns are found by their names (path, file, image, ...; label, class, ...; split); without one the
+With a heading the columns are found by their names (path, file, image, ...; label, class, ...; split; domain); without one the
 first is the path and the second the label. Paths are relative to the CSV and stay inside its folder. Labels that are
 all whole numbers are class numbers, others names, whose classes are sorted.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -37,15 +38,19 @@ _LABEL_NAMES = ("label", "class", "class_name", "target", "category", "y", "labe
 _SPLIT_NAMES = ("split", "set", "subset", "partition")
 _MAX_BYTES = 2**30
 
-_Row = tuple[int, str, str, str]
-"""Line number, path, label, split ('train' where there is no such column)."""
+_DOMAIN_NAMES = ("domain",)
+
+_Row = tuple[int, str, str, str, str]
+"""Line number, path, label, split ('train' where there is no such column), domain ('' where there is none)."""
+
+_Columns = tuple[int, int, int | None, int | None]
 
 
 def read(path: Path) -> DataSet:
     """The data set; DataError names the line that is wrong."""
     tree = Tree(path.parent, (), ())
     rows = _rows(path, tree.read(path.name, _MAX_BYTES))
-    splits = {split for _, _, _, split in rows}
+    splits = {row[3] for row in rows}
     test, note = chosen_test(sorted(splits))
     if "train" not in splits:
         raise DataError(f"{path} has no line of split 'train'. Name the training lines so.")
@@ -91,17 +96,18 @@ def _rows(path: Path, data: bytes) -> list[_Row]:
     return rows
 
 
-def _columns(heading: list[str]) -> tuple[int, int, int | None]:
-    """Where path, label and split stand."""
+def _columns(heading: list[str]) -> _Columns:
+    """Where path, label, split and domain stand."""
     names = [name.lower() for name in heading]
     path = next((names.index(name) for name in _PATH_NAMES if name in names), None)
     label = next((names.index(name) for name in _LABEL_NAMES if name in names), None)
     split = next((names.index(name) for name in _SPLIT_NAMES if name in names), None)
-    return (0, 1, None) if path is None or label is None else (path, label, split)
+    domain = next((names.index(name) for name in _DOMAIN_NAMES if name in names), None)
+    return (0, 1, None, None) if path is None or label is None else (path, label, split, domain)
 
 
-def _row(path: Path, number: int, cells: list[str], columns: tuple[int, int, int | None]) -> _Row:
-    at_path, at_label, at_split = columns
+def _row(path: Path, number: int, cells: list[str], columns: _Columns) -> _Row:
+    at_path, at_label, at_split, at_domain = columns
     if len(cells) <= max(column for column in columns if column is not None) or not cells[at_path]:
         raise DataError(f"line {number} of {path} has {len(cells)} columns. Give it a path and a label.")
     if not cells[at_label]:
@@ -111,12 +117,15 @@ def _row(path: Path, number: int, cells: list[str], columns: tuple[int, int, int
         raise DataError(
             f"line {number} of {path} leads out of its folder: {cells[at_path]}. Put the CSV above the images."
         )
-    return number, str(name), cells[at_label], cells[at_split].lower() if at_split is not None else "train"
+    domain = cells[at_domain] if at_domain is not None else ""
+    if at_domain is not None and not domain:
+        raise DataError(f"line {number} of {path} has no domain. Give it one, or remove the line.")
+    return number, str(name), cells[at_label], cells[at_split].lower() if at_split is not None else "train", domain
 
 
 def _classes(rows: Sequence[_Row], path: Path) -> tuple[tuple[str, ...], dict[str, int]]:
     """Class names, and the number of every label as it is written."""
-    written = {label for _, _, label, _ in rows}
+    written = {row[2] for row in rows}
     if all(label.lstrip("-").isdecimal() and len(label) < 10 for label in written):
         number = {label: int(label) for label in written}
         return numbered_classes([np.array(list(number.values()))], str(path)), number
@@ -125,4 +134,6 @@ def _classes(rows: Sequence[_Row], path: Path) -> tuple[tuple[str, ...], dict[st
 
 
 def _split(tree: Tree, rows: Sequence[_Row], number: dict[str, int]) -> Split:
-    return file_split(tree, [row[1] for row in rows], np.array([number[row[2]] for row in rows], np.int64))
+    split = file_split(tree, [row[1] for row in rows], np.array([number[row[2]] for row in rows], np.int64))
+    domains = [row[4] for row in rows]
+    return replace(split, domain=domains.__getitem__) if any(domains) else split

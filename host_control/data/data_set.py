@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +33,8 @@ class PackOptions:
     """How a source becomes packed data; part of the cache's key.
 
     `size` is (H, W). `mean` and `std` are a plane each, in the order stored and in units of x/255; None: of the
-    training split. `val_split` None: the defaults above where the source has one split.
+    training split. `val_split` None: the defaults above where the source has one split. `domain`: a regular expression
+    whose one group is the domain in a sample's name (a speaker, a camera).
     """
 
     size: tuple[int, int] | None = None
@@ -45,8 +47,11 @@ class PackOptions:
     skip_bad: bool = False
     seed: int = 0
     window: int = 64
+    domain: str | None = None
 
     def __post_init__(self) -> None:
+        if self.domain is not None:
+            _check_pattern(self.domain)
         if self.bgr and self.gray:
             raise UsageError("--bgr orders three planes and --gray leaves one. Give one of them.")
         if (self.mean is None) != (self.std is None):
@@ -68,12 +73,14 @@ class Split:
     rising order of i. Raises BadSampleError.
     name(i): where sample i comes from, for messages.
     key(i): the same wherever the source lies: which samples are held out depends on it. None: the name.
+    domain(i): the domain of sample i by name; None where the source knows of none.
     """
 
     labels: NDArray[Any]
     sample: Callable[[int], bytes | Bytes]
     name: Callable[[int], str]
     key: Callable[[int], str] | None = None
+    domain: Callable[[int], str] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -90,6 +97,33 @@ class DataSet:
     train: Split
     test: Split | None = None
     notes: tuple[str, ...] = field(default=())
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise UsageError(f"--domain {pattern!r} is no regular expression: {error}. Correct it.") from None
+    if groups != 1:
+        raise UsageError(
+            f"--domain {pattern!r} has {groups} groups. Give one, such as '_([a-z]+)_', around the domain."
+        )
+
+
+def with_domains(split: Split, pattern: str) -> Split:
+    """The split with the domains that `pattern` finds in the names of its samples (of files: below the data set's folder).
+
+    Looked up when the domain is: DataError (23) names the first sample without one.
+    """
+    name = split.key or split.name
+
+    def domain(i: int) -> str:
+        found = re.search(pattern, name(i))
+        if found is None or not found[1]:
+            raise DataError(f"{name(i)} has no domain: --domain {pattern!r} finds none in it. Correct the pattern.")
+        return found[1]
+
+    return replace(split, domain=domain)
 
 
 def check_labels(labels: NDArray[Any], classes: int, name: Callable[[int], str]) -> NDArray[np.int64]:

@@ -7,6 +7,7 @@ class folders alone. Classes are the folders' names, sorted; images may lie at a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -77,7 +78,7 @@ def _test_split(tree: Tree, classes: tuple[str, ...]) -> Split | None:
     there = [name for name in classes if name in tops]
     part = folder_split(tree, there, there)
     number = np.array([classes.index(name) for name in there], np.int64)
-    return Split(number[part.labels], part.sample, part.name)
+    return replace(part, labels=number[part.labels])
 
 
 def _some(names: Sequence[str]) -> str:

@@ -29,7 +29,7 @@ _DIGEST_CHUNK = 2**22
 @dataclass(frozen=True)
 class PackedSplit:
     """One file. `shape` of x with N in front; `counts` of every class (of text: nothing); `sha256` of the data section;
-    `skipped` bad samples were left out."""
+    `skipped` bad samples were left out; `domain_counts` of every domain."""
 
     path: Path
     shape: tuple[int, ...]
@@ -37,6 +37,7 @@ class PackedSplit:
     sha256: str
     bytes: int
     skipped: int
+    domain_counts: tuple[int, ...] = ()
 
     @property
     def samples(self) -> int:
@@ -46,7 +47,8 @@ class PackedSplit:
 
 @dataclass(frozen=True)
 class PackedDataSet:
-    """A packed folder. `shape` of one sample is (C,H,W), or (T,) of text; `mean` and `std` a plane each, empty for text."""
+    """A packed folder. `shape` of one sample is (C,H,W), or (T,) of text; `mean` and `std` a plane each, empty for text. `domains`:
+    names, none where nothing tells samples apart beside their classes."""
 
     folder: Path
     source: str
@@ -58,6 +60,7 @@ class PackedDataSet:
     resize: Resize
     train: PackedSplit
     test: PackedSplit | None
+    domains: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -124,6 +127,7 @@ def open_packed(folder: Path, verify: bool = True) -> PackedDataSet:
         resize=facts["resize"],
         train=train.split,
         test=test.split if test else None,
+        domains=tuple(facts["domains"]),
     )
 
 
@@ -134,18 +138,20 @@ def _damaged(path: Path, what: str) -> CorruptInputError:
 def _read(path: Path, split: str, verify: bool) -> _File:
     try:
         with safe_open(path, framework="numpy") as file:
-            if set(file.keys()) != {"x", "y"}:
+            if set(file.keys()) - {"domain"} != {"x", "y"}:
                 raise _damaged(path, "it does not hold the tensors x and y")
             x, y = file.get_slice("x"), file.get_slice("y")
             forms = ((x.get_dtype(), tuple(x.get_shape())), (y.get_dtype(), tuple(y.get_shape())))
             facts = _metadata(path, file.metadata() or {}, split)
             counts = _counts(path, forms, facts, file)
+            domain_counts = _domain_counts(path, forms[0][1][0], facts["domains"], file)
     except (SafetensorError, ValueError, TypeError, RecursionError) as error:
         raise _damaged(path, " ".join(str(error).split())) from error
     if verify and data_sha256(path) != facts["sha256"]:
         raise _damaged(path, "its contents do not have the hash that it names")
     shape = forms[0][1]
-    return _File(PackedSplit(path, shape, counts, facts["sha256"], path.stat().st_size, int(facts["skipped"])), facts)
+    size, skipped = path.stat().st_size, int(facts["skipped"])
+    return _File(PackedSplit(path, shape, counts, facts["sha256"], size, skipped, domain_counts), facts)
 
 
 def _metadata(path: Path, raw: dict[str, str], split: str) -> dict[str, Any]:
@@ -158,9 +164,9 @@ def _metadata(path: Path, raw: dict[str, str], split: str) -> dict[str, Any]:
     if metadata_sha256(raw) != raw["metadata_sha256"]:
         raise _damaged(path, "its metadata do not have the hash that they name")
     facts: dict[str, Any] = dict(raw)
-    for name in ("classes", "mean", "std"):
+    for name in ("classes", "domains", "mean", "std"):
         facts[name] = json.loads(raw.get(name, "[]"))
-        kind = str if name == "classes" else int | float
+        kind = str if name in ("classes", "domains") else int | float
         if not isinstance(facts[name], list) or not all(isinstance(item, kind) for item in facts[name]):
             raise _damaged(path, f"its {name} are no list of values")
     facts["skipped"] = raw.get("skipped", "0")
@@ -195,6 +201,18 @@ def _counts(
     if tokens.min() < 0 or tokens.max() >= classes:
         raise _damaged(path, f"a label is {int(tokens.max())}, and there are {classes} classes")
     return tuple(np.bincount(labels, minlength=classes).tolist()) if images else ()
+
+
+def _domain_counts(path: Path, count: int, domains: list[str], file: Any) -> tuple[int, ...]:
+    """Samples of every domain; there are names where there is the tensor, and the other way round."""
+    if ("domain" in file.keys()) != bool(domains):
+        raise _damaged(path, f"it names {len(domains)} domains and its tensors are {', '.join(file.keys())}")
+    if not domains:
+        return ()
+    values = file.get_tensor("domain")
+    if values.dtype != np.int32 or values.shape != (count,) or values.min() < 0 or values.max() >= len(domains):
+        raise _damaged(path, f"its domains are {values.dtype} {list(values.shape)}, and there are {len(domains)} names")
+    return tuple(np.bincount(values, minlength=len(domains)).tolist())
 
 
 def metadata_sha256(metadata: dict[str, str]) -> str:

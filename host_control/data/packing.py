@@ -145,6 +145,7 @@ class _Written:
         self._data, self._options, self._name, self._split, self._report = data, options, name, split, report
         self._train = train
         self.labels = split.labels.astype(np.int32 if data.kind == "images" else np.uint8)
+        self._domains, self._domain_names = _domains(data, split)
         self.kept: list[int] = []
         self.skipped: list[str] = []
         self.shape: tuple[int, ...] = train.shape if train else ()
@@ -160,7 +161,7 @@ class _Written:
         self.shape = first.shape
         self._histogram = np.zeros((len(first) if self._data.kind == "images" else 0, 256), np.int64)
         self._require_fitting_normalisation()
-        room = len(self._header(self._metadata(None, _NO_HASH), count)) + self.labels.nbytes
+        room = len(self._header(self._metadata(None, _NO_HASH), count)) + self.labels.nbytes + self._domains.nbytes
         x_start = -(-room // _ALIGNMENT) * _ALIGNMENT
         with path.open("w+b") as file:
             file.seek(x_start)
@@ -168,6 +169,8 @@ class _Written:
                 self._count(block)
                 file.write(block.data)
             y = self.labels[self.kept].tobytes()
+            if self._domain_names:
+                y += self._domains[self.kept].tobytes()
             for sha256 in (_NO_HASH, None):
                 # The hash covers y too, so it is known only once everything else is in the file.
                 file.flush()
@@ -227,6 +230,8 @@ class _Written:
             "skipped": str(len(self.skipped) if normalisation else len(self._split)),
             "sha256": sha256,
         }
+        if self._domain_names:
+            facts["domains"] = json.dumps(self._domain_names)
         if self._data.kind == "images":
             longest = "[" + ", ".join([_LONGEST_NUMBER] * self.shape[0]) + "]"
             mean, std = (json.dumps(part) for part in normalisation) if normalisation else (longest, longest)
@@ -239,14 +244,29 @@ class _Written:
         y_shape = [count, *self.labels.shape[1:]]
         y_bytes = count * int(np.prod(self.labels.shape[1:], dtype=np.int64)) * self.labels.itemsize
         x_bytes = count * int(np.prod(self.shape, dtype=np.int64))
+        domain_bytes = count * 4 if self._domain_names else 0
         y_type = "I32" if self.labels.dtype == np.int32 else "U8"
         header: dict[str, Any] = {
             "__metadata__": metadata,
             "y": {"dtype": y_type, "shape": y_shape, "data_offsets": [0, y_bytes]},
-            "x": {"dtype": "U8", "shape": [count, *self.shape], "data_offsets": [y_bytes, y_bytes + x_bytes]},
         }
+        first = y_bytes + domain_bytes
+        if domain_bytes:
+            header["domain"] = {"dtype": "I32", "shape": [count], "data_offsets": [y_bytes, first]}
+        header["x"] = {"dtype": "U8", "shape": [count, *self.shape], "data_offsets": [first, first + x_bytes]}
         text = json.dumps(header, separators=(",", ":")).encode()
         return len(text).to_bytes(8, "little") + text
+
+
+def _domains(data: DataSet, split: Split) -> tuple[NDArray[np.int32], list[str]]:
+    """The domain of each sample, int32 [N], and the names of all; both empty where the source knows of none."""
+    both = [part for part in (data.train, data.test) if part is not None]
+    if not any(part.domain for part in both):
+        return np.zeros(0, np.int32), []
+    found = {name for part in both if part.domain for name in map(part.domain, range(len(part)))}
+    number = {name: index for index, name in enumerate(sorted(found))}
+    assert split.domain is not None
+    return np.array([number[split.domain(i)] for i in range(len(split))], np.int32), list(number)
 
 
 def _padded(header: bytes, size: int) -> bytes:

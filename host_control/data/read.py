@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cross.errors import DataError, MissingToolError, UsageError
 from host_control.data import cifar, csv_table, idx, image_folder, npz, parquet, text, tiny_imagenet
-from host_control.data.data_set import DEFAULT_VAL_SPLIT, DataSet, PackOptions, Split
+from host_control.data.data_set import DEFAULT_VAL_SPLIT, DataSet, PackOptions, Split, with_domains
 from host_control.data.images import is_image
 from host_control.data.tree import Tree, open_tree
+
+_T = TypeVar("_T")
 
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's dataset-fashion-mnist puts its files; `--data fashion-mnist` means it."""
@@ -49,13 +54,19 @@ def read_data_set(source: str | Path, options: PackOptions) -> DataSet:
     if not len(found.train):
         raise DataError(f"{path} has no training samples. Put some in.")
     if found.kind == "text":
+        if options.domain is not None:
+            raise UsageError(f"--domain is of images, {path} is text. Leave it out.")
         return found
     present = np.unique(found.train.labels)
     if len(present) < 2:
         raise DataError(
             f"{path} has one class only to train on: {found.classes[int(present[0])]}. Give at least two classes."
         )
-    return _with_test_split(found, options)
+    found = _with_test_split(found, options)
+    if options.domain is None:
+        return found
+    test = None if found.test is None else with_domains(found.test, options.domain)
+    return replace(found, train=with_domains(found.train, options.domain), test=test)
 
 
 def _read(path: Path, options: PackOptions) -> DataSet:
@@ -150,4 +161,15 @@ def held_out(split: Split, share: float, seed: int) -> NDArray[np.int64]:
 
 
 def _part(split: Split, indices: NDArray[np.int64]) -> Split:
-    return Split(split.labels[indices], lambda i: split.sample(int(indices[i])), lambda i: split.name(int(indices[i])))
+    """Those samples of a split."""
+
+    def at(function: Callable[[int], _T]) -> Callable[[int], _T]:
+        return lambda i: function(int(indices[i]))
+
+    return Split(
+        split.labels[indices],
+        at(split.sample),
+        at(split.name),
+        None if split.key is None else at(split.key),
+        None if split.domain is None else at(split.domain),
+    )

@@ -110,18 +110,19 @@ def add_learning_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--augment", choices=AUGMENTATIONS, default="none", help="of every row (default: none)")
 
 
-def resolve_options(args: argparse.Namespace, classes: Sequence[str]) -> LearnOptions:
-    """The run's options. UsageError (2) or DataError (23) where they do not fit the data's classes."""
+def resolve_options(args: argparse.Namespace, classes: Sequence[str], domains: Sequence[str]) -> LearnOptions:
+    """The run's options. UsageError (2) or DataError (23) where they do not fit the data's classes and domains."""
     task_of = read_task_file(args.task_file, classes) if args.task_file is not None else None
     tasks = max(task_of) + 1 if task_of is not None else args.tasks
     if args.scenario == "domain" and task_of is not None:
         raise UsageError("--task-file tells tasks by class, --scenario domain by domain. Leave one of them out.")
     if args.loss_classes == "seen" and args.scenario != "cil":
         raise UsageError(f"--loss-classes seen with --scenario {args.scenario}: it is of cil. Leave it out.")
-    if args.scenario != "domain" and tasks > len(classes):
-        raise DataError(
-            f"{tasks} tasks of {len(classes)} classes: task {len(classes)} has none. Use --tasks {len(classes)} or fewer."
-        )
+    if args.scenario == "domain" and not domains:
+        raise DataError("--scenario domain, but the data names no domains. Pack it with --domain, or a CSV's column.")
+    shared, what = (len(domains), "domains") if args.scenario == "domain" else (len(classes), "classes")
+    if tasks > shared:
+        raise DataError(f"{tasks} tasks of {shared} {what}: task {shared} has none. Use --tasks {shared} or fewer.")
     outputs = args.max_classes or len(classes)
     if outputs < len(classes):
         raise UsageError(

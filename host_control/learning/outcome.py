@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from host_control.comparison import deviation, spread
 from host_control.learning.settings import Setting
 from host_control.run_folder import write_whole
 
@@ -48,7 +49,7 @@ class Outcome:
         """(mean, standard deviation) of the average accuracy over the tasks so far, after each task."""
         finished = [r["accuracy_matrix"] for r in self.results if not r["diverged"]]
         averages = [[statistics.fmean(row) for row in matrix] for matrix in finished]
-        return [(statistics.fmean(values), _deviation(values)) for values in zip(*averages, strict=True)]
+        return [(statistics.fmean(values), deviation(values)) for values in zip(*averages, strict=True)]
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Rows of the table of accuracies, as COLUMNS names them."""
@@ -59,17 +60,6 @@ class Outcome:
             for after, row in enumerate(result["accuracy_matrix"])
             for task, accuracy in enumerate(row)
         ]
-
-
-def spread(values: Sequence[float | None]) -> dict[str, Any]:
-    """`mean`, `std` (of a sample; 0 for one) and `values`; null means of nothing."""
-    found = [value for value in values if value is not None]
-    mean = statistics.fmean(found) if found else None
-    return {"mean": mean, "std": _deviation(found) if found else None, "values": list(values)}
-
-
-def _deviation(values: Sequence[float]) -> float:
-    return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
 def write_table(path: Path, outcomes: Sequence[Outcome]) -> Path:

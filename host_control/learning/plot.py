@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
+from host_control.figure import new_figure, write_figure
 from host_control.learning.outcome import Outcome
-from host_control.run_folder import write_whole
 
 
 def label(outcome: Outcome) -> str:
@@ -18,11 +17,7 @@ def label(outcome: Outcome) -> str:
 
 def plot_outcomes(path: Path, outcomes: Sequence[Outcome], title: str) -> Path:
     """Draw means over seeds, with one standard deviation to either side."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), dpi=120, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(10, 4)
     over, final = figure.subplots(1, 2)
     for number, outcome in enumerate(outcomes):
         means, deviations = ([pair[i] for pair in outcome.curve()] for i in (0, 1))
@@ -46,6 +41,4 @@ def plot_outcomes(path: Path, outcomes: Sequence[Outcome], title: str) -> Path:
         axis.set_ylim(0, 1)
         axis.grid(alpha=0.3)
     figure.suptitle(title)
-    data = io.BytesIO()
-    figure.savefig(data, format="png")
-    return write_whole(path, data.getvalue())
+    return write_figure(path, figure)

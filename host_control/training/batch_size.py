@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cross.errors import UnstableError, UsageError
 from host_control.console import Console, duration
-from host_control.preparation import Built
+from host_control.preparation import Built, session_memory
 from host_control.run_folder import RUNS, RunFolder, default_folder
+from host_control.search.space import memory_budget
 from host_control.search.strategies import DEFAULT
 
 if TYPE_CHECKING:
@@ -47,7 +49,8 @@ def find_study(built: Built, board: str, args: argparse.Namespace, runs: Path = 
 def choose_batch_size(
     args: argparse.Namespace, board: DeployedBoard, built: Built, largest: int, console: Console
 ) -> Choice:
-    """--batch-size, or that of a study; one is run first where there is none. Never above `largest`."""
+    """--batch-size, or that of a study; one is run first where there is none. That of a study is never above `largest`, nor
+    above what fits now."""
     if isinstance(args.batch_size, int):
         return Choice(args.batch_size, "flag")
     found = find_study(built, board.name, args)
@@ -57,7 +60,20 @@ def choose_batch_size(
         console.line(f"batch size {found.batch_size}: bs_opt of {found.source}")
     if found.batch_size > largest:
         console.line(f"batch size {largest} instead of {found.batch_size}: no more than the effective batch")
-    return Choice(min(found.batch_size, largest), found.source)
+    chosen = min(found.batch_size, largest)
+    fits = _largest_that_fits(args, board, built)
+    if built.minimum_batch <= fits < chosen:
+        console.line(f"batch size {fits} instead of {chosen}: what fits in the memory that is free now")
+        chosen = fits
+    return Choice(chosen, found.source)
+
+
+def _largest_that_fits(args: argparse.Namespace, board: DeployedBoard, built: Built) -> int:
+    """0 where nothing does: the board says so, with numbers."""
+    budget = memory_budget(board.facts().memory_available_bytes, args.memory)
+    # Gradients that are added up over micro-batches come on top of the closed form.
+    sums = 4 * int(built.manifest.get("trained_parameters") or 0)
+    return sys.maxsize if budget is None else session_memory(board.info(), "train").largest(budget - sums)
 
 
 def known_batch_size(args: argparse.Namespace) -> Choice:

@@ -25,7 +25,8 @@ _SIGNALS = 128
 @dataclass(frozen=True)
 class BoardRun:
     """`name`: of the run's folder on the board. `weights`: what to start from, None for seeded ones. `goes_on`: whether
-    the run was begun before; a new one takes no checkpoint that lies there."""
+    the run was begun before; a new one takes no checkpoint that lies there. `command_out`: the --out of the command to go on
+    with, where that is not the run's own folder."""
 
     board: DeployedBoard
     name: str
@@ -33,6 +34,7 @@ class BoardRun:
     data: PackedDataSet
     weights: Path | None
     goes_on: bool = False
+    command_out: Path | None = None
 
     def train(self, out: Path, on_event: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
         """Train to the end, going on from the run's checkpoint where there is one; the board's result.
@@ -53,7 +55,7 @@ class BoardRun:
                 if event.get("event") == "result":
                     results.append(event)
 
-        again = f"Go on with the same command and --out {shlex.quote(str(out))} --resume."
+        again = f"Go on with the same command and --out {shlex.quote(str(self.command_out or out))} --resume."
         try:
             outcome = self.board.follow_program(self._arguments(folder), on_line)
         except LinkLostError as error:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from host_control.run_folder import write_whole
+from host_control.figure import new_figure, write_figure
 
 
 def plot_curves(path: Path, records: Sequence[Mapping[str, Any]], title: str) -> Path:
     """Draw the records of a run (`metrics.read_records`)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), dpi=120, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(10, 4)
     axes = figure.subplots(1, 2)
     for axis, what in zip(axes, ("loss", "accuracy"), strict=True):
         steps, tests = (_points(records, event, what) for event in ("step", "eval"))
@@ -29,9 +24,7 @@ def plot_curves(path: Path, records: Sequence[Mapping[str, Any]], title: str) ->
         axis.grid(alpha=0.3)
         axis.legend()
     figure.suptitle(title)
-    data = io.BytesIO()
-    figure.savefig(data, format="png")
-    return write_whole(path, data.getvalue())
+    return write_figure(path, figure)
 
 
 Points = list[tuple[float, float]]

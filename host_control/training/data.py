@@ -64,6 +64,7 @@ def _check_packed_as_asked(args: argparse.Namespace, own: PackOptions, data: Pac
         "--mean and --std": own.mean is not None and (tuple(own.mean), own.std) != (tuple(data.mean), tuple(data.std)),
         "--gray": own.gray and data.planes != "gray",
         "--bgr": own.bgr and data.planes != "BGR",
+        "--domain": own.domain is not None and not data.domains,
     }
     for flag in (flag for flag, differ in differs.items() if differ):
         raise UsageError(

@@ -1,6 +1,7 @@
 """The record of a run: every event as it comes (metrics.jsonl), a table (metrics.csv), and what it adds up to.
 
-A run that goes on from a checkpoint does some steps again: their first record is taken out, so that there is one of each.
+A run that goes on from a checkpoint does some steps again: their first record is taken out, so that there is one of each;
+`seconds` of training, which the board counts from where it goes on, are those of the whole run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from host_control.console import finite
 from host_control.run_folder import write_whole
 
 RECORD, TABLE = "metrics.jsonl", "metrics.csv"
-COLUMNS = ("event", "step", "epoch", "loss", "accuracy", "lr", "samples_per_s", "samples")
+COLUMNS = (
+    "event", "step", "epoch", "loss", "accuracy", "lr", "effective_batch", "samples_per_s", "seconds", "samples",
+    "temperature_c", "rss_bytes",
+)  # fmt: skip
 _KEPT = ("step", "eval", "checkpoint")
 
 
@@ -28,11 +32,13 @@ class Metrics:
         self.records: list[dict[str, Any]] = read_records(self._path)
         self._file = self._path.open("a", encoding="utf-8")
         self._begins = True
+        self._seconds_before = 0.0
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Record one event of the board; what is no measurement is left out."""
         if event.get("event") == "resume":
             self._drop_after(int(event["step"]))
+            self._seconds_before = max((float(record.get("seconds") or 0) for record in self.records), default=0.0)
             self._begins = False
         elif event.get("event") == "step" and self._begins:
             # No checkpoint was there to go on from: what an earlier attempt recorded is done again from the start.
@@ -41,6 +47,8 @@ class Metrics:
         if event.get("event") not in _KEPT:
             return
         record = finite(dict(event))
+        if record.get("seconds") is not None:
+            record["seconds"] += self._seconds_before
         self.records.append(record)
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()

@@ -10,6 +10,7 @@ from cross.errors import UsageError
 from cross.graph import Model
 from host_control.flags import not_negative, positive, seconds, share
 from host_control.training import recipe
+from host_control.training.adabatch import AdaBatch, add_adabatch_flags, resolve_adabatch
 
 SCHEDULES = ("constant", "step", "cosine", "linear")
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -23,13 +24,15 @@ class TrainOptions:
     """Everything that decides a run beside model, data and binary; every value is resolved.
 
     `epochs` may be a fraction, `steps` (0: epochs count) are optimizer steps; `warmup` is a share of all steps;
-    `eval_every` counts epochs (0: only at the end); `grad_clip` 0 means none.
+    `eval_every` counts epochs (0: only at the end); `grad_clip` 0 means none. `adabatch`: how the effective batch grows from
+    `effective_batch`, and decides the learning rate in place of `schedule`; None where it stays.
     """
 
     epochs: float
     steps: int
     batch_size: int
     effective_batch: int
+    adabatch: AdaBatch | None
     lr: float
     schedule: str
     warmup: float
@@ -58,6 +61,10 @@ class TrainOptions:
         """Flags of `taste-train train`."""
         values: dict[str, Any] = asdict(self)
         values.pop("epochs" if self.steps else "steps")
+        values.pop("adabatch")
+        if self.adabatch is not None:
+            values.pop("schedule")
+            values |= self.adabatch.arguments()
         if self.schedule != "step":
             values.pop("step_every"), values.pop("step_gamma")
         if self.optimizer == "sgd":
@@ -80,7 +87,8 @@ class TrainOptions:
     def record(self) -> dict[str, Any]:
         """As JSON holds it."""
         return {field.name: getattr(self, field.name) for field in fields(self)} | {
-            "cores": list(self.cores) if self.cores else None
+            "cores": list(self.cores) if self.cores else None,
+            "adabatch": asdict(self.adabatch) if self.adabatch else None,
         }
 
 
@@ -105,10 +113,8 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--lr", type=above_zero, help="highest learning rate (default: by model, printed before the run)"
     )
-    group.add_argument("--schedule", choices=SCHEDULES, default="cosine", help="of the learning rate (default: cosine)")
-    group.add_argument(
-        "--warmup", type=share, default=recipe.WARMUP, help="share of all steps over which lr rises (0.1)"
-    )
+    group.add_argument("--schedule", choices=SCHEDULES, help="of the learning rate (default: cosine)")
+    group.add_argument("--warmup", type=share, help="share of all steps over which lr rises (0.1; adabatch: 0)")
     group.add_argument("--step-every", type=above_zero, default=30.0, metavar="EPOCHS", help="of --schedule step (30)")
     group.add_argument("--step-gamma", type=above_zero, default=0.1, metavar="F", help="of --schedule step (0.1)")
     group.add_argument("--optimizer", choices=OPTIMIZERS, help="default: sgd, adamw for models with layer norm")
@@ -133,11 +139,14 @@ def add_training_flags(parser: argparse.ArgumentParser) -> None:
         metavar="T",
         help="a time such as 60s or 5m, or a number of steps such as 100steps (default: 60s)",
     )
+    add_adabatch_flags(parser)
 
 
 def resolve_options(args: argparse.Namespace, model: Model, samples: int, batch_size: int) -> TrainOptions:
     """The run's options: flags where given, else the defaults of recipe.py. UsageError where they do not fit together."""
-    effective = effective_batch_of(args, samples, batch_size)
+    adabatch = resolve_adabatch(args, samples)
+    largest = largest_effective_batch(args, samples, batch_size)
+    effective = adabatch.start if adabatch else largest
     chosen = default_recipe_of(args, model, effective)
     optimizer = args.optimizer or chosen.optimizer
     adaptive = optimizer != "sgd" and chosen.optimizer == "sgd"
@@ -148,11 +157,12 @@ def resolve_options(args: argparse.Namespace, model: Model, samples: int, batch_
     return TrainOptions(
         epochs=float(args.epochs or recipe.default_epochs(samples, effective)),
         steps=args.steps or 0,
-        batch_size=min(batch_size, effective),
+        batch_size=min(batch_size, largest),
         effective_batch=effective,
+        adabatch=adabatch,
         lr=args.lr or (1e-3 if adaptive else chosen.lr),
-        schedule=args.schedule,
-        warmup=args.warmup,
+        schedule="adabatch" if adabatch else args.schedule or "cosine",
+        warmup=(0.0 if adabatch else recipe.WARMUP) if args.warmup is None else args.warmup,
         step_every=args.step_every,
         step_gamma=args.step_gamma,
         optimizer=optimizer,
@@ -176,8 +186,16 @@ def resolve_options(args: argparse.Namespace, model: Model, samples: int, batch_
     )
 
 
-def effective_batch_of(args: argparse.Namespace, samples: int, batch_size: int | None = None) -> int:
-    """Samples of one optimizer step: the flag's, or the default, which is never below a batch size that was asked for."""
+def largest_effective_batch(args: argparse.Namespace, samples: int, batch_size: int | None = None) -> int:
+    """Samples of one optimizer step: the flag's, or the default, which is never below a batch size that was asked for; of
+    one that grows, where that ends."""
+    adabatch = resolve_adabatch(args, samples)
+    if adabatch is not None:
+        if isinstance(args.batch_size, int) and adabatch.cap < args.batch_size:
+            raise UsageError(
+                f"--batch-size {args.batch_size} is above --effective-batch-cap {adabatch.cap}. Correct one."
+            )
+        return adabatch.cap
     if args.effective_batch is None:
         asked = args.batch_size if isinstance(args.batch_size, int) else 0
         return max(recipe.default_effective_batch(samples), min(asked, samples))

@@ -22,7 +22,8 @@ _MODEL_FLAGS = "model input_shape classes input output init unfold_bn trainable 
 _RUN_FLAGS = (
     "data size resize val_split mean std bgr gray skip_bad window board epochs steps effective_batch lr schedule warmup step_every "
     "step_gamma optimizer momentum nesterov beta1 beta2 eps weight_decay no_decay_norm label_smoothing grad_clip "
-    "eval_every augment bn_policy bn_time_constant weights"
+    "eval_every augment bn_policy bn_time_constant weights batch_schedule effective_batch_start batch_factor interval "
+    "effective_batch_cap lr_decay compare seeds"
 )
 
 
@@ -158,6 +159,8 @@ def read_run(folder: Path) -> Run:
     if not file.is_file():
         raise UsageError(f"{folder} is no training run: it has no {OPTIONS}. Name the --out of `train`.")
     held = read_json(file)
+    if held.get("flags", {}).get("compare"):
+        raise UsageError(f"{folder} is a comparison. Name one of the runs in it, such as {folder}/adabatch-0.")
     if not (folder / WEIGHTS).is_file():
         raise UsageError(
             f"the run in {folder} has no weights yet. Go on with its own `train` command and --out {folder} --resume."

@@ -20,8 +20,16 @@ class TrainView:
     """Shows the board's events; with --json they are passed on as they are."""
 
     def __init__(
-        self, console: Console, region: Live | None, schedule: Schedule, emulated: bool, goes_on: bool = False
+        self,
+        console: Console,
+        region: Live | None,
+        schedule: Schedule,
+        emulated: bool,
+        goes_on: bool = False,
+        tags: Mapping[str, Any] | None = None,
     ) -> None:
+        """`tags`: fields of every event with --json."""
+        self._tags = dict(tags or {})
         self._console, self._region, self._schedule = console, region, schedule
         self._speed = "emulated samples/s" if emulated else "samples/s"
         self._said = -QUIET_S
@@ -31,7 +39,8 @@ class TrainView:
         """One event of the board."""
         kind = event.get("event")
         if kind not in ("result", "error"):
-            self._console.event(str(kind), **{key: value for key, value in event.items() if key != "event"})
+            fields = {key: value for key, value in event.items() if key != "event"}
+            self._console.event(str(kind), **self._tags, **fields)
         if kind == "step":
             if self._goes_on:
                 self._console.line("the board has no checkpoint of this run: it begins anew")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from host_control.console import Console
 from host_control.flags import add_board_flags, add_model_flags, not_negative
-from host_control.preparation import build_model, choose_target, opened_board
+from host_control.preparation import build_model, choose_target, emulated_target, opened_board
 from host_control.run_folder import RunFolder, default_folder
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _target(args: argparse.Namespace) -> Target:
-    if args.target is not None or args.board.startswith("emulated:"):
+    if args.target is not None or emulated_target(args.board) is not None:
         return choose_target(args.target, args.board, None)
     from host_control.boards import DeployedBoard
 

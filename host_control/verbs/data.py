@@ -138,14 +138,19 @@ def _print_packed(data: PackedDataSet, console: Console) -> None:
         table = [[p, f"{m:.4f}", f"{s:.4f}"] for p, m, s in zip(planes, data.mean, data.std, strict=True)]
         console.table([("plane", "left"), ("mean", "right"), ("std", "right")], table)
     _print_counts(data.classes, {split.path.stem: list(split.counts) for split in splits if split.counts}, console)
+    if data.domains:
+        counts = {split.path.stem: list(split.domain_counts) for split in splits}
+        _print_counts(data.domains, counts, console, "domain")
 
 
-def _print_counts(classes: tuple[str, ...], counts: dict[str, list[int]], console: Console) -> None:
-    """A row a class; characters of a text in one line."""
+def _print_counts(
+    classes: tuple[str, ...], counts: dict[str, list[int]], console: Console, what: str = "class"
+) -> None:
+    """A row a class, or a domain; characters of a text in one line."""
     if not counts:
         console.line(f"{len(classes)} characters: {''.join(classes)!r}")
         return
-    columns = [("class", "right"), ("name", "left"), *((name, "right") for name in counts)]
+    columns = [(what, "right"), ("name", "left"), *((name, "right") for name in counts)]
     rows = [[str(index), name, *(f"{part[index]:,}" for part in counts.values())] for index, name in enumerate(classes)]
     console.table(columns, rows)
 
@@ -160,9 +165,10 @@ def _fields(data: PackedDataSet) -> dict[str, Any]:
             "bytes": split.bytes,
             "sha256": split.sha256,
             "skipped": split.skipped,
+            "domain_counts": split.domain_counts,
         }
         for split in (data.train, data.test)
         if split
     }
-    names = ("source", "kind", "shape", "classes", "mean", "std", "planes", "resize", "sha256")
+    names = ("source", "kind", "shape", "classes", "mean", "std", "planes", "resize", "domains", "sha256")
     return {"out": str(data.folder), **{name: getattr(data, name) for name in names}, "splits": splits}

@@ -7,11 +7,13 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cross.errors import DataError, UsageError
 from cross.zoo import ZOO
+from host_control.comparison import percent, run_each
 from host_control.console import Console, duration, rate
 from host_control.flags import add_board_flags, add_data_flags, add_model_flags, add_running_flags
 from host_control.learning.options import LearnOptions, add_learning_flags, resolve_options
@@ -56,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     data = packed_data(args, console)
     if data.kind != "images" or data.test is None:
         raise DataError(f"{data.source} has no images to test on. Give images, and a --val-split above 0.")
-    options = resolve_options(args, data.classes)
+    options = resolve_options(args, data.classes, data.domains)
     with RunFolder(args.out or default_folder(args.model, args.board)) as folder:
         goes_on = _check_goes_on(folder, _identity(args, data))
         with opened_board(args) as board:
@@ -143,14 +145,15 @@ class _Learning:
         run = LearnRun(
             self.board, name_on_board(self.folder.path), self.options, self.data, weights, goes_on=self.goes_on
         )
-        done = (self.folder.read_json(RUNS) or {}) if self.goes_on else {}
         seeds = tuple(self.args.seed + i for i in range(self.args.seeds))
-        for setting in settings:
-            for number, seed in enumerate(seeds):
-                key = f"{setting.name} {setting.batch_size} {seed}"
-                if key not in done:
-                    done[key] = self._one(run, setting, seed, self.args.order_seed + number)
-                    self.folder.write_json(RUNS, done)
+        runs = {
+            f"{setting.name} {setting.batch_size} {seed}": partial(
+                self._one, run, setting, seed, self.args.order_seed + number
+            )
+            for setting in settings
+            for number, seed in enumerate(seeds)
+        }
+        done = run_each(self.folder, RUNS, runs)
         return [
             Outcome(setting, seeds, tuple(done[f"{setting.name} {setting.batch_size} {seed}"] for seed in seeds))
             for setting in settings
@@ -206,8 +209,8 @@ class _Learning:
                     label(outcome),
                     "yes" if s["replay"] else "no",
                     f"{s['lr']:g}",
-                    _percent(s["final_average_accuracy"]) + (" diverged" if s["diverged"] else ""),
-                    _percent(s["forgetting"]),
+                    percent(s["final_average_accuracy"]) + (" diverged" if s["diverged"] else ""),
+                    percent(s["forgetting"]),
                     str(s["updates"]),
                     duration(s["seconds"]) + (" emulated" if emulated else ""),
                     rate(s["samples_per_s"]),
@@ -217,7 +220,3 @@ class _Learning:
         )
         self.console.line(f"{path}: result.json, {TABLE}, {PICTURE}, options.json")
         self.console.result("learn", fields | {"out": str(path)})
-
-
-def _percent(found: Mapping[str, Any]) -> str:
-    return "-" if found["mean"] is None else f"{found['mean']:.1%} +- {found['std']:.1%}"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from cross.errors import DataError, NonFiniteLossError, UsageError
 from cross.zoo import ZOO
+from host_control.comparison import run_each
 from host_control.console import Console, mib, rate
-from host_control.flags import add_board_flags, add_data_flags, add_model_flags, add_running_flags
+from host_control.flags import add_board_flags, add_data_flags, add_model_flags, add_running_flags, positive
 from host_control.preparation import (
     Built,
     build_imported,
@@ -22,13 +25,30 @@ from host_control.preparation import (
 )
 from host_control.run_folder import RunFolder
 from host_control.training.batch_size import Choice, choose_batch_size, known_batch_size
+from host_control.training.compare import (
+    COMPARISON_PICTURE,
+    COMPARISON_TABLE,
+    DIVERGED,
+    GROWING,
+    RUNS,
+    SEEDS,
+    Outcome,
+    compared,
+    finished_run,
+    plot_comparison,
+    setting_flags,
+    setting_options,
+    summary_table,
+    write_table,
+)
 from host_control.training.data import packed_data
+from host_control.training.metrics import RECORD, read_records
 from host_control.training.model import model_for
 from host_control.training.options import (
     TrainOptions,
     add_training_flags,
     default_recipe_of,
-    effective_batch_of,
+    largest_effective_batch,
     resolve_options,
 )
 from host_control.training.record import (
@@ -60,12 +80,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="go on with the run in --out, or the newest unfinished one"
     )
+    parser.add_argument(
+        "--compare", type=compared, metavar="LIST",
+        help="effective batches side by side, such as fixed:16,fixed:512,adabatch (docs/adabatch.md)",
+    )  # fmt: skip
+    parser.add_argument("--seeds", type=positive, metavar="N", help="runs of each setting of --compare (default: 3)")
     parser.add_argument("--dry-run", action="store_true", help="print batches, updates and learning rates, and end")
 
 
 def run(args: argparse.Namespace) -> int:
     """Pack, build, choose the batch size, send, train, fetch; interrupted, it goes on from the board's checkpoint."""
     console = Console(args.json)
+    if args.compare:
+        args = argparse.Namespace(**vars(args) | {"batch_schedule": GROWING})
+    elif args.seeds:
+        raise UsageError("--seeds is of --compare; one run has one --seed. Leave it out, or give --compare.")
     if args.dry_run:
         return _dry_run(args, console)
     identity = run_identity(args)
@@ -75,26 +104,32 @@ def run(args: argparse.Namespace) -> int:
         model = model_for(args, data, console)
         check_unchanged(before, describe_model(args, model), describe_data(data))
         # Flags that do not fit together are said before anything is built or measured.
-        resolve_options(args, model, data.train.samples, args.batch_size if isinstance(args.batch_size, int) else 1)
+        batch_size = args.batch_size if isinstance(args.batch_size, int) else 1
+        options = resolve_options(args, model, data.train.samples, batch_size)
+        if args.compare and data.test is None:
+            raise DataError(f"{data.source} has nothing to test on. Give a --val-split above 0.")
+        for name in args.compare or ():
+            setting_options(name, options, data.train.samples)
         with opened_board(args) as board:
-            return _Training(args, console, folder, deployed(board), data, model).run(before)
+            training = _Training(args, console, folder, deployed(board), data, model)
+            return training.compare(before) if args.compare else training.run(before)
 
 
 def _dry_run(args: argparse.Namespace, console: Console) -> int:
     data = packed_data(args, console)
     model = model_for(args, data, console)
-    choice = known_batch_size(args)
-    schedule = Schedule(
-        resolve_options(args, model, data.train.samples, choice.batch_size), data.train.samples, minimum_rows(model)
-    )
-    _print_schedule(console, schedule, why=default_recipe_of(args, model, schedule.options.effective_batch).why)
-    rows = schedule.rows()
-    columns = ("epoch", "updates", "lr")
-    console.table(
-        [(name, "right") for name in columns],
-        [[str(row["epoch"]), str(row["updates"]), f"{row['lr']:.4g}"] for row in rows],
-    )
-    console.result("train", {"dry_run": True, "schedule": rows, "updates": schedule.updates})
+    options = resolve_options(args, model, data.train.samples, known_batch_size(args).batch_size)
+    why = default_recipe_of(args, model, options.effective_batch).why
+    found = []
+    for name in args.compare or (None,):
+        own = setting_options(name, options, data.train.samples) if name else options
+        schedule = Schedule(own, data.train.samples, minimum_rows(model))
+        if name:
+            console.line(f"{name}:")
+        _print_schedule(console, schedule, why)
+        _print_rows(console, schedule.rows())
+        found.append({"schedule": schedule.rows(), "updates": schedule.updates} | ({"name": name} if name else {}))
+    console.result("train", {"dry_run": True, **({"settings": found} if args.compare else found[0])})
     return 0
 
 
@@ -102,6 +137,21 @@ def _print_schedule(console: Console, schedule: Schedule, why: str) -> None:
     for line in schedule.sentences():
         console.line(line)
     console.line(f"defaults are those of {why}; every one has a flag (docs/train.md)")
+
+
+def _print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
+    names = ("effective_batch", "batch_size", "updates")
+    console.table(
+        [(name, "right") for name in ("epoch", "effective batch", "batch size", "updates", "lr")],
+        [
+            [
+                f"{row['epoch']}-{row['last']}" if row.get("last", row["epoch"]) > row["epoch"] else str(row["epoch"]),
+                *(str(row[name]) for name in names),
+                f"{row['lr']:.4g}",
+            ]
+            for row in rows
+        ],
+    )
 
 
 @dataclass(frozen=True)
@@ -114,9 +164,37 @@ class _Training:
     board: DeployedBoard
     data: PackedDataSet
     model: Model
+    tags: Mapping[str, Any] = field(default_factory=dict)  # of a run that is compared: setting and seed
 
     def run(self, before: dict[str, Any] | None) -> int:
         """`before`: options.json of the run that goes on."""
+        built, choice, options = self._prepare(before)
+        fields = self._one(options, choice, built, before)
+        self._say(fields)
+        self.console.result("train", fields | {"out": str(self.folder.path)})
+        return 0
+
+    def compare(self, before: dict[str, Any] | None) -> int:
+        """Every setting with every seed, each in a folder of its own, then all side by side."""
+        built, choice, growing = self._prepare(before)
+        self._write_options(growing, choice, built)
+        samples, seeds = self.data.train.samples, tuple(self.args.seed + i for i in range(self.args.seeds or SEEDS))
+        settings = {name: setting_options(name, growing, samples) for name in self.args.compare}
+        runs = {
+            f"{name} {seed}": partial(self._compared, name, replace(options, seed=seed), choice, built)
+            for name, options in settings.items()
+            for seed in seeds
+        }
+        done = run_each(self.folder, RUNS, runs)
+        outcomes = [
+            Outcome(name, Schedule(options, samples), seeds, tuple(done[f"{name} {seed}"] for seed in seeds))
+            for name, options in settings.items()
+        ]
+        self._leave(outcomes, growing)
+        return 0
+
+    def _prepare(self, before: dict[str, Any] | None) -> tuple[Built, Choice, TrainOptions]:
+        """Build, send, and choose the batch size."""
         args, console = self.args, self.console
         facts = None if args.target is not None else self.board.facts()
         target = choose_target(args.target, args.board, facts)
@@ -125,26 +203,74 @@ class _Training:
         # From here on the folder holds a run; what fails before leaves none to go on with.
         self.folder.write_json(TRAIN_RECORD, run_identity(args) | {"complete": False})
         settled = args
-        if before is not None and args.effective_batch is None:
+        if before is not None and args.effective_batch is None and args.batch_schedule == "fixed":
             # The default follows the batch size, which may be another one now; what is learned stays the same.
             settled = argparse.Namespace(**{**vars(args), "effective_batch": int(before["options"]["effective_batch"])})
         choice = self._batch_size(settled, built, before)
-        options = resolve_options(settled, self.model, self.data.train.samples, choice.batch_size)
+        return built, choice, resolve_options(settled, self.model, self.data.train.samples, choice.batch_size)
+
+    def _one(
+        self, options: TrainOptions, choice: Choice, built: Built, before: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        """From the plan to the result that is left in the folder."""
         schedule = Schedule(options, self.data.train.samples, built.minimum_batch)
         self._announce(schedule, built)
         self._write_options(options, choice, built)
         result = self._train(options, schedule, built, goes_on=before is not None)
         fields = self._fields(result, options)
         self.folder.write_json(RESULT, {"verb": "train", **fields})
-        self.folder.write_json(TRAIN_RECORD, run_identity(args) | {"complete": True})
-        self._say(fields)
-        console.result("train", fields | {"out": str(self.folder.path)})
-        return 0
+        self.folder.write_json(TRAIN_RECORD, run_identity(self.args) | {"complete": True})
+        return fields
+
+    def _compared(self, name: str, options: TrainOptions, choice: Choice, built: Built) -> dict[str, Any]:
+        """One run of a comparison, as `train` alone would do it; it goes on where it was interrupted."""
+        path = self.folder.path / f"{name.replace(':', '-')}-{options.seed}"
+        args = argparse.Namespace(**vars(self.args) | setting_flags(options) | {"compare": None, "seeds": None})
+        self.console.line(f"{name}, seed {options.seed}:")
+        with RunFolder(path) as folder:
+            stored = folder.read_json(TRAIN_RECORD) or {}
+            if stored.get("complete"):
+                return finished_run(folder.read_json(RESULT) or {}, read_records(path / RECORD))
+            before = folder.read_json(OPTIONS) if stored else None
+            folder.write_json(TRAIN_RECORD, run_identity(args) | {"complete": False})
+            one = replace(self, args=args, folder=folder, tags={"setting": name, "seed": options.seed})
+            try:
+                fields = one._one(options, choice, built, before)
+            except NonFiniteLossError as error:
+                self.console.line(f"diverged: {error}")
+                return DIVERGED
+            return finished_run(fields, read_records(path / RECORD))
+
+    def _leave(self, outcomes: list[Outcome], growing: TrainOptions) -> None:
+        """Table, picture, CSV and result of a comparison."""
+        path, emulated, plan = self.folder.path, self.board.facts().emulated, growing.adabatch
+        assert plan is not None
+        summaries = [outcome.summary() for outcome in outcomes]
+        write_table(path / COMPARISON_TABLE, outcomes)
+        title = f"{self.model.name} on {self.data.source}, lr {growing.lr:g}, interval {plan.interval} epochs"
+        plot_comparison(path / COMPARISON_PICTURE, outcomes, title, emulated)
+        fields = {
+            "settings": summaries,
+            "seeds": len(outcomes[0].seeds),
+            "epochs": outcomes[0].schedule.epochs,
+            "lr": growing.lr,
+            "interval": plan.interval,
+            "lr_decay": plan.lr_decay,
+            "model": self.model.name,
+            "data": self.data.source,
+            "board": self.board.name,
+            "emulated": emulated,
+        }
+        self.folder.write_json(RESULT, {"verb": "train", **fields})
+        self.folder.write_json(TRAIN_RECORD, run_identity(self.args) | {"complete": True})
+        self.console.table(*summary_table(summaries, emulated))
+        self.console.line(f"{path}: result.json, {COMPARISON_TABLE}, {COMPARISON_PICTURE}, and a run's folder each")
+        self.console.result("train", fields | {"out": str(path)})
 
     def _batch_size(self, args: argparse.Namespace, built: Built, before: dict[str, Any] | None) -> Choice:
         if before is not None and args.batch_size == "auto":
             return Choice(int(before["options"]["batch_size"]), "run")
-        largest = effective_batch_of(args, self.data.train.samples)
+        largest = largest_effective_batch(args, self.data.train.samples)
         return choose_batch_size(args, self.board, built, largest, self.console)
 
     def _announce(self, schedule: Schedule, built: Built) -> None:
@@ -154,6 +280,8 @@ class _Training:
         planned = memory.fixed_bytes + options.batch_size * memory.per_sample_bytes
         free = self.board.facts().memory_available_bytes
         _print_schedule(self.console, schedule, default_recipe_of(self.args, self.model, options.effective_batch).why)
+        if options.adabatch is not None:
+            _print_rows(self.console, schedule.interval_rows())
         self.console.line(f"memory: {mib(planned)} planned, {mib(free)} free on {self.board.name}")
         if options.batch_size < 8 and any(node.op == "batch_norm" for node in self.model.nodes):
             self.console.line(
@@ -162,6 +290,7 @@ class _Training:
             )
         self.console.event(
             "schedule",
+            **self.tags,
             samples=schedule.samples,
             updates=schedule.updates,
             updates_per_epoch=schedule.updates_per_epoch,
@@ -169,6 +298,7 @@ class _Training:
             effective_batch=options.effective_batch,
             micro_batches=schedule.micro_batches(options.effective_batch),
             lr=options.lr,
+            schedule=schedule.rows(),
             planned_bytes=planned,
             free_bytes=free,
         )
@@ -200,11 +330,12 @@ class _Training:
 
         seeded = self.args.model in ZOO and self.args.weights is None
         weights = None if seeded else built.folder / "weights.safetensors"
-        run = BoardRun(self.board, name_on_board(self.folder.path), options, self.data, weights, goes_on)
+        out = self.folder.path.parent if self.tags else None
+        run = BoardRun(self.board, name_on_board(self.folder.path), options, self.data, weights, goes_on, out)
         metrics = Metrics(self.folder.path)
         try:
             with self.console.live() as region:
-                view = TrainView(self.console, region, schedule, self.board.facts().emulated, goes_on)
+                view = TrainView(self.console, region, schedule, self.board.facts().emulated, goes_on, self.tags)
 
                 def on_event(event: Mapping[str, Any]) -> None:
                     metrics.add(event)

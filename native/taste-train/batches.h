@@ -7,8 +7,11 @@
 typedef struct batches {
     uint64_t samples;     /* of an epoch */
     uint32_t batch_size;  /* of a micro-batch, at most */
-    uint32_t effective;   /* of an optimizer step; the last one of an epoch may have fewer */
+    uint32_t effective;   /* of an optimizer step of epoch 0; the last one of an epoch may have fewer */
     uint32_t minimum;     /* that a program which trains needs */
+    uint32_t interval;    /* epochs after which the effective batch grows, again and again; 0: it never does */
+    double factor;        /* by which it grows, rounded down */
+    uint32_t cap;         /* where that ends */
 } batches;
 
 /* Where a run stands: whole optimizer steps and epochs done, and samples of the epoch that are done. */
@@ -16,10 +19,16 @@ typedef struct place {
     uint64_t step, epoch, position;
 } place;
 
-/* USAGE where some micro-batch would be too small for the model. */
-taste_status batches_check(const batches *b, taste_error *error);
+/* USAGE where some micro-batch of the first `steps` optimizer steps would be too small for the model. */
+taste_status batches_check(const batches *b, uint64_t steps, taste_error *error);
 
-uint64_t batches_steps_an_epoch(const batches *b);
+/* Of a whole optimizer step of that epoch. */
+uint32_t batches_whole(const batches *b, uint64_t epoch);
+
+uint64_t batches_steps_an_epoch(const batches *b, uint64_t epoch);
+
+/* Optimizer steps of so many epochs, not rounded. */
+double batches_steps(const batches *b, double epochs);
 
 /* Samples of the optimizer step that `at` lies in, and rows of the micro-batch that starts there. */
 uint32_t batches_effective(const batches *b, const place *at);

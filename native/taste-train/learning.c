@@ -127,6 +127,10 @@ static taste_status open_folder(learning *run, taste_error *error) {
     if (status != TASTE_STATUS_OK || !found) return status;
     if (run->replay != NULL)
         status = taste_replay_open(&run->plan.replay, block, run->plan.replay_bytes, &run->replay, error);
+#ifdef TASTE_PLANT_FORGET_BUFFER /* a harness that does not notice this is worth nothing */
+    if (run->replay != NULL)
+        status = taste_replay_init(&run->plan.replay, block, run->plan.replay_bytes, &run->replay, error);
+#endif
     if (status != TASTE_STATUS_OK) return status;
     if (run->learned->evaluated > run->at.epoch || run->at.epoch > run->plan.tasks) {
         return taste_fail(error, TASTE_STATUS_CORRUPT, "%.160s tells of task %llu of %u. Delete it.", run->folder.file,
@@ -174,7 +178,7 @@ taste_status learning_open(const options *options, const trainer *t, const learn
     out->whole.run_state = t->beside + plan->learned;
     out->whole.run_state_bytes = plan->state_bytes;
     taste_session_set_step(t->session, (uint32_t)out->seed, 0);
-    progress_start(&out->progress, options->report_rate);
+    progress_start(&out->progress, options->report_rate, options->system_root);
     status = open_folder(out, error);
     return status;
 }

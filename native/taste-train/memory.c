@@ -108,11 +108,19 @@ uint64_t memory_available_bytes(const char *root) {
     return smaller(smaller(least, groups_leave(root)), limits_leave());
 }
 
-uint64_t memory_peak_bytes(void) {
+static uint64_t status_bytes(const char *key) {
     char text[TEXT_BYTES];
-    uint64_t peak = 0;
-    if (io_read_text("", "/proc/self/status", text, sizeof text) > 0) (void)memory_find_number(text, "VmHWM", &peak);
-    return peak * 1024;
+    uint64_t kib = 0;
+    if (io_read_text("", "/proc/self/status", text, sizeof text) > 0) (void)memory_find_number(text, key, &kib);
+    return kib * 1024;
+}
+
+uint64_t memory_peak_bytes(void) {
+    return status_bytes("VmHWM");
+}
+
+uint64_t memory_resident_bytes(void) {
+    return status_bytes("VmRSS");
 }
 
 void memory_volunteer(void) {

@@ -11,6 +11,9 @@ uint64_t memory_available_bytes(const char *root);
 /* VmHWM of this process: the most memory that was ever resident. 0 where /proc does not say. */
 uint64_t memory_peak_bytes(void);
 
+/* VmRSS: what is resident now. 0 where /proc does not say. */
+uint64_t memory_resident_bytes(void);
+
 /* A number after `key` in a text of lines such as /proc/meminfo; 0: found. */
 int memory_find_number(const char *text, const char *key, uint64_t *out_number);
 

@@ -46,6 +46,10 @@ static const flag flags[] = {
     {"--warmup", "t", SHARE, AT(warmup_share), 0, NULL},
     {"--step-every", "t", SECONDS, AT(step_every), 1e-9, NULL},
     {"--step-gamma", "t", SECONDS, AT(step_gamma), 0, NULL},
+    {"--interval", "it", COUNT, AT(interval), 1, NULL},
+    {"--batch-factor", "it", SECONDS, AT(batch_factor), 1, NULL},
+    {"--effective-batch-cap", "it", COUNT, AT(effective_batch_cap), 1, NULL},
+    {"--lr-decay", "it", SECONDS, AT(lr_decay), 1e-9, NULL},
     {"--optimizer", "itl", CHOICE, AT(hyper.optimizer), 0, "sgd|adam|adamw"},
     {"--momentum", "tl", FACTOR, AT(hyper.momentum), 0, NULL},
     {"--nesterov", "tl", SWITCH, AT(hyper.nesterov), 0, NULL},
@@ -181,16 +185,45 @@ static const flag *find_flag(const char *name, char verb) {
     return NULL;
 }
 
+/* An effective batch that grows: all four flags or none. */
+static taste_status check_growth(const options *o, taste_error *error) {
+    if (o->interval == 0 && o->batch_factor == 0 && o->effective_batch_cap == 0 && o->lr_decay == 0)
+        return TASTE_STATUS_OK;
+    if (o->interval == 0 || o->batch_factor == 0 || o->effective_batch_cap == 0 || o->lr_decay == 0 ||
+        o->effective_batch == 0) {
+        return taste_fail(error, TASTE_STATUS_USAGE,
+                          "an effective batch that grows needs all of --effective-batch, --interval, --batch-factor, "
+                          "--effective-batch-cap and --lr-decay. Give them.");
+    }
+    if (o->schedule != 0) {
+        return taste_fail(error, TASTE_STATUS_USAGE,
+                          "--schedule with --interval: the effective batch decides the rate. Leave one of them out.");
+    }
+    if (o->effective_batch > o->effective_batch_cap || o->lr_decay > 1) {
+        return taste_fail(error, TASTE_STATUS_USAGE,
+                          "effective batch %u with a cap of %u, learning rate decay %g. Use a cap from the effective "
+                          "batch on, and a decay up to 1.",
+                          o->effective_batch, o->effective_batch_cap, o->lr_decay);
+    }
+    int grows = floor(o->effective_batch * o->batch_factor) > o->effective_batch;
+    if (!grows && o->effective_batch < o->effective_batch_cap) {
+        return taste_fail(error, TASTE_STATUS_USAGE, "effective batch %u does not grow by %g. Use a larger factor.",
+                          o->effective_batch, o->batch_factor);
+    }
+    return TASTE_STATUS_OK;
+}
+
 static taste_status check_training(const options *o, taste_error *error) {
     if ((o->steps == 0) == (o->epochs == 0) || !o->learning_rate_given) {
         return taste_fail(error, TASTE_STATUS_USAGE,
                           "train without its length or learning rate. Give one of --epochs E and --steps K, and --lr L.");
     }
-    if (o->effective_batch != 0 && o->effective_batch < o->batch_size) {
+    uint32_t largest = o->interval > 0 ? o->effective_batch_cap : o->effective_batch;
+    if (largest != 0 && largest < o->batch_size) {
         return taste_fail(error, TASTE_STATUS_USAGE, "effective batch %u is smaller than batch size %u. Correct one.",
-                          o->effective_batch, o->batch_size);
+                          largest, o->batch_size);
     }
-    return TASTE_STATUS_OK;
+    return check_growth(o, error);
 }
 
 static taste_status check_learning(const options *o, taste_error *error) {

@@ -51,6 +51,10 @@ typedef struct options {
     double warmup_share;    /* of all steps */
     double step_every;      /* epochs */
     double step_gamma;
+    uint32_t interval;            /* epochs after which the effective batch grows; 0: it stays */
+    double batch_factor;          /* by which it grows */
+    uint32_t effective_batch_cap; /* up to where */
+    double lr_decay;              /* of the rate after an interval, were the effective batch the same */
     taste_hyper hyper;
     int learning_rate_given;
     float label_smoothing;

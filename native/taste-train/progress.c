@@ -4,11 +4,13 @@
 
 #include "clock.h"
 #include "json.h"
+#include "memory.h"
+#include "taint.h"
 
 static const double burst = 10;
 
-void progress_start(progress *p, double rate) {
-    *p = (progress){.rate = rate, .allowance = burst, .last_ns = taste_now_ns()};
+void progress_start(progress *p, double rate, const char *system_root) {
+    *p = (progress){.rate = rate, .allowance = burst, .last_ns = taste_now_ns(), .system_root = system_root};
 }
 
 void progress_step_done(progress *p, uint64_t samples, uint64_t elapsed_ns) {
@@ -18,6 +20,10 @@ void progress_step_done(progress *p, uint64_t samples, uint64_t elapsed_ns) {
 
 static double per_second(uint64_t samples, uint64_t ns) {
     return ns > 0 ? (double)samples * 1e9 / (double)ns : 0;
+}
+
+static double progress_seconds(const progress *p) {
+    return (double)p->step_ns * 1e-9;
 }
 
 double progress_samples_per_s(const progress *p) {
@@ -35,21 +41,28 @@ static int may_report(progress *p) {
 
 void progress_report_step(progress *p, const progress_step *step) {
     if (!may_report(p) && !step->last_of_epoch) return;
+    double temperature = taint_temperature_c(p->system_root);
+    uint64_t resident = memory_resident_bytes();
     json_begin("step");
     json_count("step", step->at->step);
     json_real("epoch", step->epoch);
     json_real("loss", step->loss);
     json_real("accuracy", step->labels > 0 ? (double)step->correct / (double)step->labels : NAN);
     json_real("lr", (double)step->rate);
+    if (step->effective > 0) json_count("effective_batch", step->effective);
     json_real("samples_per_s", per_second(p->samples - p->samples_reported, p->step_ns - p->step_ns_reported));
+    json_real("temperature_c", temperature);
+    json_count("rss_bytes", resident);
+    json_real("seconds", progress_seconds(p));
     json_end();
     p->samples_reported = p->samples;
     p->step_ns_reported = p->step_ns;
 }
 
-void progress_report_eval(double epoch, const tally *sum) {
+void progress_report_eval(const progress *p, double epoch, const tally *sum) {
     json_begin("eval");
     json_real("epoch", epoch);
+    json_real("seconds", progress_seconds(p));
     json_real("loss", tally_loss(sum));
     json_real("accuracy", tally_accuracy(sum));
     json_count("samples", sum->samples);

@@ -12,6 +12,7 @@ typedef struct progress {
     uint64_t last_ns;
     uint64_t samples, step_ns;                   /* of the whole run */
     uint64_t samples_reported, step_ns_reported; /* up to the last event */
+    const char *system_root;                     /* where the board's thermal zones are */
 } progress;
 
 /* `labels`: how many there are in the step. */
@@ -20,14 +21,15 @@ typedef struct progress_step {
     double epoch;
     double loss;
     uint64_t correct, labels;
+    uint32_t effective; /* samples of the step; 0: not told */
     float rate;
     int last_of_epoch;
 } progress_step;
 
-void progress_start(progress *p, double rate);
+void progress_start(progress *p, double rate, const char *system_root);
 void progress_step_done(progress *p, uint64_t samples, uint64_t elapsed_ns);
 void progress_report_step(progress *p, const progress_step *step);
-void progress_report_eval(double epoch, const tally *sum);
+void progress_report_eval(const progress *p, double epoch, const tally *sum);
 void progress_report_checkpoint(const char *path, uint64_t step);
 
 /* Samples a second of all steps so far. */

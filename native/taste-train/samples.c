@@ -1,5 +1,6 @@
 #include "samples.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -149,6 +150,17 @@ static taste_status read_plain(const tensor_file *file, const taste_safetensors_
     return status;
 }
 
+/* Here, since a ReLU makes zeros of NaN: the loss may be finite, and the first that is not a weight's gradient. */
+static taste_status check_finite(const samples *samples, uint64_t row, const float *x, taste_error *error) {
+    for (uint64_t i = 0; i < samples->x_elements; i++) {
+        if (isfinite(x[i])) continue;
+        return taste_fail(error, TASTE_STATUS_NON_FINITE, "sample %llu of %.160s has %s at value %llu. Repair the data.",
+                          (unsigned long long)row, samples->file.path, isnan(x[i]) ? "NaN" : "Inf",
+                          (unsigned long long)i);
+    }
+    return TASTE_STATUS_OK;
+}
+
 taste_status samples_read(const samples *samples, const samples_request *request, const batch_buffer *batch,
                           taste_error *error) {
     const tensor_file *file = &samples->file;
@@ -170,6 +182,8 @@ taste_status samples_read(const samples *samples, const samples_request *request
         } else {
             status = read_plain(file, &samples->x, row, x_elements, batch->raw, x, error);
         }
+        if (status == TASTE_STATUS_OK && !samples->packed && !samples->tokens)
+            status = check_finite(samples, row, x, error);
         if (status == TASTE_STATUS_OK && samples->has_y && y_elements > 0) {
             status = read_plain(file, &samples->y, row, y_elements, batch->raw,
                                 (int32_t *)batch->y + i * y_elements, error);

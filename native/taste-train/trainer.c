@@ -20,6 +20,7 @@ uint32_t trainer_threads(const options *options) {
 
 footprint_need trainer_need(const options *options, const taste_model *model, uint32_t program) {
     taste_program_facts facts = {0};
+    uint32_t effective = options->interval > 0 ? options->effective_batch_cap : options->effective_batch;
     (void)taste_model_program(model, program, &facts);
     /* SGD always has room for momentum, so that a size that was measured with it fits without it. */
     return (footprint_need){
@@ -27,7 +28,7 @@ footprint_need trainer_need(const options *options, const taste_model *model, ui
         .batch_size = options->batch_size,
         .threads = trainer_threads(options),
         .slots = options->hyper.optimizer == TASTE_OPTIMIZER_SGD ? 1 : 2,
-        .accumulate = facts.updates && options->effective_batch > options->batch_size,
+        .accumulate = facts.updates && effective > options->batch_size,
         .beside_bytes = options->beside_bytes,
     };
 }

@@ -23,6 +23,10 @@ static void note_facts(training *run) {
     checkpoint_note(facts, "warmup_steps", "%llu", (unsigned long long)run->schedule.warmup_steps);
     checkpoint_note(facts, "step_every", "%.9g", o->step_every);
     checkpoint_note(facts, "step_gamma", "%.9g", o->step_gamma);
+    checkpoint_note(facts, "interval", "%u", o->interval);
+    checkpoint_note(facts, "batch_factor", "%.17g", o->batch_factor);
+    checkpoint_note(facts, "effective_batch_cap", "%u", o->effective_batch_cap);
+    checkpoint_note(facts, "lr_decay", "%.17g", o->lr_decay);
     checkpoint_note_hyper(facts, &o->hyper);
     checkpoint_note(facts, "label_smoothing", "%.9g", (double)o->label_smoothing);
     checkpoint_note(facts, "bn_time_constant", "%d", o->bn_time_constant);
@@ -31,17 +35,16 @@ static void note_facts(training *run) {
 
 static void plan_schedule(training *run) {
     const options *o = run->options;
-    uint64_t an_epoch = batches_steps_an_epoch(&run->batches);
-    double wanted = ceil(o->epochs * (double)an_epoch - 1e-9);
+    double wanted = ceil(batches_steps(&run->batches, o->epochs) - 1e-9);
     uint64_t steps = o->steps > 0 ? o->steps : wanted < 1 ? 1 : wanted > 1e15 ? 1000000000000000u : (uint64_t)wanted;
     run->schedule = (schedule){
-        .kind = (schedule_kind)o->schedule,
+        .kind = o->interval > 0 ? SCHEDULE_ADABATCH : (schedule_kind)o->schedule,
         .rate = (double)o->hyper.learning_rate,
         .steps = steps,
         .warmup_steps = (uint64_t)(o->warmup_share * (double)steps + 0.5),
         .every_epochs = o->step_every,
         .gamma = o->step_gamma,
-        .steps_an_epoch = an_epoch,
+        .decay = o->lr_decay,
     };
 }
 
@@ -70,7 +73,15 @@ taste_status training_init(const options *options, const trainer *t, const sampl
     out->batches.batch_size = t->batch_size;
     out->batches.effective = options->effective_batch > 0 ? options->effective_batch : t->batch_size;
     out->batches.minimum = model.minimum_batch;
-    taste_status status = batches_check(&out->batches, error);
+    out->batches.interval = options->interval;
+    out->batches.factor = options->batch_factor;
+    out->batches.cap = options->effective_batch_cap;
+    if (options->effective_batch_cap > data->count) {
+        return taste_fail(error, TASTE_STATUS_USAGE, "effective batch cap %u is above the %llu samples. Lower it.",
+                          options->effective_batch_cap, (unsigned long long)data->count);
+    }
+    plan_schedule(out);
+    taste_status status = batches_check(&out->batches, out->schedule.steps, error);
     if (status != TASTE_STATUS_OK) return status;
     if (options->augment != AUGMENT_NONE && (!data->packed || data->tokens)) {
         return taste_fail(error, TASTE_STATUS_USAGE,
@@ -79,10 +90,9 @@ taste_status training_init(const options *options, const trainer *t, const sampl
     status = taste_session_set_label_smoothing(t->session, options->label_smoothing);
     if (status != TASTE_STATUS_OK) return trainer_failed(t, status, error);
     taste_session_set_time_constant(t->session, options->bn_time_constant);
-    plan_schedule(out);
     note_facts(out);
     taste_session_set_step(t->session, (uint32_t)out->seed, 0);
-    progress_start(&out->progress, options->report_rate);
+    progress_start(&out->progress, options->report_rate, options->system_root);
     return TASTE_STATUS_OK;
 }
 
@@ -92,6 +102,9 @@ taste_status training_open_folder(training *run, taste_error *error) {
     taste_status status = run_folder_continue(&run->folder, run->options->checkpoint, run->options->resume, &run->whole,
                                               &run->facts, &run->at, &found, error);
     if (status != TASTE_STATUS_OK || !found) return status;
+#ifdef TASTE_PLANT_FORGET_POSITION /* a harness that does not notice this is worth nothing */
+    run->at.position = 0;
+#endif
     taste_session_set_step(run->t->session, (uint32_t)run->seed, (uint32_t)run->at.step);
     json_begin("resume");
     json_text("path", run->folder.file);
@@ -162,7 +175,7 @@ taste_status training_step(training *run, taste_error *error) {
     uint64_t correct = 0, start = taste_now_ns();
     double loss = 0;
     taste_step ignored;
-    hyper.learning_rate = schedule_rate(&run->schedule, run->at.step);
+    hyper.learning_rate = schedule_rate(&run->schedule, &run->batches, &run->at);
     taste_status status = step_gradients(run, effective, &loss, &correct, error);
     if (status != TASTE_STATUS_OK) return status;
     status = taste_session_update(t->session, t->parameters, t->program, &hyper, &ignored);
@@ -171,9 +184,12 @@ taste_status training_step(training *run, taste_error *error) {
     run->loss = loss;
     run->at = run->ahead;
     progress_step_done(&run->progress, effective, taste_now_ns() - start);
-    progress_step step = {&run->at, training_epochs(run), loss, correct, 0, hyper.learning_rate, 0};
+    progress_step step = {.at = &run->at, .epoch = training_epochs(run), .loss = loss, .correct = correct};
     step.labels = run->data->labels ? effective * run->data->y_elements : 0;
+    step.effective = effective;
+    step.rate = hyper.learning_rate;
     step.last_of_epoch = run->at.position == 0 || run->at.step == run->schedule.steps;
+    run->accuracy = step.labels > 0 ? (double)correct / (double)step.labels : NAN;
     progress_report_step(&run->progress, &step);
     return TASTE_STATUS_OK;
 }

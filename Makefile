@@ -17,7 +17,7 @@ TESTING := $(VENV)/.testing
 DEBIAN := $(VENV)/.debian
 
 EMULATION := qemu-system-arm qemu-system-misc qemu-utils qemu-user-static mmdebstrap e2fsprogs kmod iproute2 buildah
-DEBIAN_PACKAGES := qemu-user $(EMULATION) clang libclang-rt-dev openssh-server openssh-client dataset-fashion-mnist
+DEBIAN_PACKAGES := qemu-user $(EMULATION) clang libclang-rt-dev openssh-server openssh-client busybox dataset-fashion-mnist
 
 .DELETE_ON_ERROR:
 .PHONY: help tune check test test-faults test-boards acceptance bench peers docs lock clean

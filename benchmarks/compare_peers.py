@@ -18,7 +18,6 @@ import os
 import statistics
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +90,10 @@ def _measured(args: argparse.Namespace) -> dict[str, Any]:
     peers = _checked_peers(args.peers)
     shape = args.input_shape or ((3, 224, 224) if args.model == "resnet18-imagenet" else (3, 32, 32))
     work = Work(args.model, shape, args.classes, args.threads, args.seconds, args.lean)
-    with ExitStack() as stack:
-        ours, parameters = our_engine(work, stack)
-        engines = {OURS: ours}
-        engines |= {peer: peer_engine(peer, work, parameters) for peer, reason in peers.items() if reason is None}
-        rows = measure_all(engines, args.batch_sizes, args.rounds)
+    ours, parameters = our_engine(work)
+    engines = {OURS: ours}
+    engines |= {peer: peer_engine(peer, work, parameters) for peer, reason in peers.items() if reason is None}
+    rows = measure_all(engines, args.batch_sizes, args.rounds)
     result = compare(rows, list(peers))
     result |= {"model": work.model, "input_shape": list(shape), "threads": work.threads, "lean": work.lean}
     return result | {"rounds": args.rounds, "missing": {peer: reason for peer, reason in peers.items() if reason}}

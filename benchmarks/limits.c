@@ -6,7 +6,9 @@
  * Prints one JSON object a line: `fma` in GFLOP/s (a multiply-add is two), `memory` in GB/s for arrays of 32 KiB to 128 MiB
  * a thread: `read` sums one array, `copy` counts what is read and what is written, `triad` is a = b + 3 c. Each is the best
  * of five runs of SECONDS (0.2) in which all threads are at work: a limit is what the machine has shown to reach. */
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <pthread.h>
 #include <sched.h>
 #include <stdint.h>

@@ -146,12 +146,12 @@ def _objects(args: argparse.Namespace, target: Target) -> dict[str, Path]:
 
 def _disassembled(tools: Tools, target: Target, path: Path) -> str:
     features = ["--mattr=+m,+a,+f,+d,+c,+v,+zba,+zbb,+zbs"] if target.arch == "riscv64" else []
-    command = [tools.objdump, "-d", "--no-show-raw-insn", "--no-leading-addr", "--symbolize-operands", *features]
+    command = [tools.objdump, "-d", "--no-show-raw-insn", *features]
     return _output([*command, str(path)])
 
 
 def heaviest_loop(assembly: str) -> Loop | None:
-    """The innermost loop with the most multiply-adds (of equals the shortest) in what llvm-objdump printed with labels."""
+    """The innermost loop with the most multiply-adds (of equals the shortest) in what llvm-objdump printed."""
     best: Loop | None = None
     for body in _innermost(assembly):
         loop = Loop(body, sum(bool(MULTIPLY_ADD.match(line)) for line in body))
@@ -165,21 +165,25 @@ def _weight(loop: Loop) -> tuple[int, int]:
 
 
 def _innermost(assembly: str) -> list[tuple[str, ...]]:
-    """Instructions between a label and the branch back to it, where no other label lies between them: straight code."""
+    """Instructions from the target of a branch back to that branch, where no other branch lies between: straight code."""
     loops: list[tuple[str, ...]] = []
-    label, body = "", list[str]()
+    body: list[tuple[int, str]] = []
     for line in assembly.splitlines():
-        if named := re.match(r"^<(L\d+)>:", line):
-            label, body = named[1], []
+        found = re.match(r"^\s*([0-9a-f]+):\s+(.*)$", line)
+        if found is None:
+            body = []
             continue
-        code = " ".join(line.partition("#")[0].partition("//")[0].split())
-        if not code or code.endswith(":"):
-            label, body = "", []
-        elif re.search(rf"<{label}>$", code) and label:
-            loops.append(tuple(body))
-            label = ""
-        else:
-            body.append(code)
+        # A hash begins a comment on RISC-V and a number on ARM.
+        code = " ".join(re.split(r"//|# ", found[2])[0].split())
+        branch = re.search(r"0x([0-9a-f]+) <[^>]*>$", code)
+        if branch is None:
+            body.append((int(found[1], 16), code))
+            continue
+        loop = [text for address, text in body if address >= int(branch[1], 16)]
+        # Where the target lies before the last branch, what is left of the body begins later than it.
+        if loop and body[-len(loop)][0] == int(branch[1], 16):
+            loops.append(tuple(loop))
+        body = []
     return loops
 
 

@@ -88,7 +88,10 @@ def _in_workers(kernels: Kernels, wanted: list[str], folder: Path, count: int, r
         search = os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": search.rstrip(os.pathsep)}
         workers = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+            # Not of the group that Ctrl-C goes to: the parent ends them, without their tracebacks.
+            subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, process_group=0
+            )
             for _ in range(count)
         ]
         failures: list[str] = []

@@ -128,7 +128,7 @@ class BoardFacts:
 
 def parse_probe(text: str) -> BoardFacts:
     """Facts from the output of `PROBE_SCRIPT`; CorruptInputError where not even `uname -m` answered."""
-    sections = _sections(text)
+    sections = read_sections(text)
     machine = sections.get("machine", "")
     if not machine:
         raise CorruptInputError("the board's probe printed no machine name. Is its login shell a POSIX sh?")
@@ -229,7 +229,8 @@ def _check_kernel(facts: BoardFacts) -> None:
         )
 
 
-def _sections(text: str) -> dict[str, str]:
+def read_sections(text: str) -> dict[str, str]:
+    """The sections of a probe's output by name; of two of one name the later."""
     parts = re.split(r"^== (.+)$", text.replace("\r\n", "\n"), flags=re.MULTILINE)
     return {name.strip(): body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 

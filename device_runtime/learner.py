@@ -23,7 +23,8 @@ class Learner:
     mean, std: of x / 255, a plane each, as the model was trained with.
     buffer, policy: samples kept for replay (0: none), and which stay.
     batch_size: rows of a step, a share of `replay_ratio` of them drawn from the buffer; fewer until it holds enough.
-    lr: at 20 rows; other sizes learn at lr * batch_size / 20, at most lr_cap. hyper: as in `Trainer.step`.
+    lr: at 20 rows; other sizes learn at lr * batch_size / 20, at most lr_cap. hyper: as in `Trainer.step`;
+        the verb `learn` has gradient_clip=1.
     groups: a number for each class; a sample is told apart only from classes of its own number (task-incremental).
 
     A step is one mean over both halves, then the stream's half is offered to the buffer: what `taste-train learn` does.

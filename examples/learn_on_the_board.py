@@ -29,7 +29,7 @@ def main(library, data):
     x, y, mean, std = read_packed(data)
     stream = np.argsort(y, kind="stable")  # one class after the other: what makes networks forget
     with Trainer(load_library(library), batch_size=20) as trainer:
-        learner = Learner(trainer, mean=mean, std=std, buffer=200, batch_size=20, lr=0.1)
+        learner = Learner(trainer, mean=mean, std=std, buffer=200, batch_size=20, lr=0.1, gradient_clip=1.0)
         for number, row in enumerate(stream, 1):
             learner.observe(x[row], y[row])
             if number % 200 == 0:

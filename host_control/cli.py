@@ -35,7 +35,7 @@ class _Parser(argparse.ArgumentParser):
 def load_verbs() -> dict[str, ModuleType]:
     """Every verb's module, by name."""
     names = sorted(info.name for info in pkgutil.iter_modules(verbs.__path__))
-    return {name: import_module(f"host_control.verbs.{name}") for name in names}
+    return {name.replace("_", "-"): import_module(f"host_control.verbs.{name}") for name in names}
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         signal.signal(signal.SIGTERM, _interrupt)
         args = make_parser().parse_args(words)
+        args.command = words
         code: int = args.run(args)
         sys.stdout.flush()
         return code

@@ -6,6 +6,7 @@ Remote commands are argument lists. `shell_line` is the only place that turns on
 from __future__ import annotations
 
 import shlex
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ ANSWER_S = 15.0
 
 SAVE_S = 120.0
 """Longest wait for a program that was asked to end: what it saves may go to a slow card."""
+
+READ_BYTES = 1 << 20
+"""Most that one `read` returns."""
 
 TIED_SCRIPT = r"""
 exec 3<&0
@@ -76,6 +80,10 @@ class Connection(Protocol):
         """Fetch one file."""
         ...
 
+    def read(self, path: str, offset: int = 0) -> bytes | None:
+        """What a file holds from byte `offset` on, at most READ_BYTES of it; None where there is no such file."""
+        ...
+
     def home(self) -> str:
         """The user's home folder."""
         ...
@@ -111,12 +119,18 @@ class Lines:
     def __init__(self, on_line: Callable[[str], None]) -> None:
         self._on_line = on_line
         self._rest = b""
+        self._whole: deque[bytes] = deque()
+
+    def begin_again(self) -> None:
+        """What comes next is the beginning of a line."""
+        self._rest = b""
 
     def feed(self, data: bytes) -> None:
-        """Take a piece; a line is given on as soon as its end has come."""
+        """Take a piece; a line is given on as soon as its end has come, or with the next piece where `on_line` raised."""
         *whole, self._rest = (self._rest + data).split(b"\n")
-        for line in whole:
-            self._on_line(line.decode(errors="replace"))
+        self._whole.extend(whole)
+        while self._whole:
+            self._on_line(self._whole.popleft().decode(errors="replace"))
 
 
 def shell_line(arguments: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
     DIR/objects/<sha256>/NAME     files by content; sent as NAME.part, hashed on the board, synced, renamed
     DIR/deployments/<id>/NAME     links to the objects of one build; made beside and renamed as a whole
     DIR/current                   link to the deployment in use; switched by one rename
+    DIR/previous                  link to the one before, for `rollback`
     DIR/data/<sha256>/NAME        data sets and weights by content, kept until `board clean`
     DIR/runs/<run>/               what a training run leaves there: checkpoints, weights
 
@@ -27,7 +28,7 @@ from host_control.connection import Connection, RunResult
 PROGRAM = "taste-train"
 DEFAULT_FOLDER = "~/.local/share/taste-edge"
 
-_OURS = ("current", "current.part", "data", "deployments", "objects", "runs")
+_OURS = ("current", "current.part", "previous", "previous.part", "data", "deployments", "objects", "runs")
 _EXECUTABLE = (PROGRAM, "libtaste.so")
 _BLOCK_BYTES = 1 << 20
 _MARGIN_BYTES = 1 << 20
@@ -88,11 +89,42 @@ def activate(connection: Connection, deployment: Deployment) -> None:
     before = connection.read_link(f"{folder}/current")
     if before == target:
         return
-    _command(connection, ["rm", "-rf", f"{folder}/current.part"])
-    connection.link(target, f"{folder}/current.part")
-    connection.rename(f"{folder}/current.part", f"{folder}/current")
-    _sync(connection, folder)
+    if before is not None:
+        _point(connection, folder, "previous", before)
+    _point(connection, folder, "current", target)
     _prune(connection, folder, {deployment.id, posixpath.basename(before or "")})
+
+
+def find_previous(connection: Connection, folder: str) -> str:
+    """The id of the deployment before the current one; UsageError where there is none to go back to."""
+    current, previous = (connection.read_link(f"{folder}/{name}") for name in ("current", "previous"))
+    if current is None:
+        raise UsageError(f"nothing is deployed on {connection.name} in {folder}. Deploy a build first.")
+    kept = connection.names(f"{folder}/deployments")
+    others = [name for name in kept if name != posixpath.basename(current) and not name.endswith(".part")]
+    before = posixpath.basename(previous or "")
+    if before in others:
+        return before
+    # A cut between the two links of a switch leaves both at the same deployment; the other one is still kept.
+    if len(others) != 1:
+        raise UsageError(f"{connection.name} has no deployment before the current one. Deploy the build you want.")
+    return others[0]
+
+
+def roll_back(connection: Connection, folder: str, previous: str) -> None:
+    """Make the deployment `previous` current again by one rename; the one in use until now becomes the one before."""
+    current = connection.read_link(f"{folder}/current")
+    _point(connection, folder, "current", f"deployments/{previous}")
+    if current is not None:
+        _point(connection, folder, "previous", current)
+
+
+def _point(connection: Connection, folder: str, name: str, target: str) -> None:
+    """Let the link `name` lead to `target`: by one rename, and on the disk."""
+    _command(connection, ["rm", "-rf", f"{folder}/{name}.part"])
+    connection.link(target, f"{folder}/{name}.part")
+    connection.rename(f"{folder}/{name}.part", f"{folder}/{name}")
+    _sync(connection, folder)
 
 
 def upload_file(connection: Connection, source: Path, folder: str) -> tuple[str, int]:
@@ -130,7 +162,7 @@ def check_executable(connection: Connection, program: str, result: RunResult) ->
         return
     resolved = connection.run(["readlink", "-f", program]).stdout.rstrip("\n") or program
     mounts = connection.run(["cat", "/proc/mounts"]).stdout
-    point, options = _mount_of(resolved, mounts)
+    point, options = mount_of(resolved, mounts)
     if "noexec" in options:
         raise FileError(
             f"{resolved} cannot be executed on {connection.name}: {point} is mounted noexec. "
@@ -289,7 +321,7 @@ def _command(connection: Connection, arguments: Sequence[str], *, timeout: float
     raise FileError(f"{connection.name}: {said}. Pass a --remote-dir that can be written.")
 
 
-def _mount_of(path: str, mounts: str) -> tuple[str, tuple[str, ...]]:
+def mount_of(path: str, mounts: str) -> tuple[str, tuple[str, ...]]:
     """Mount point and options of the file system that holds `path`, from the text of /proc/mounts."""
     best, options = "", tuple[str, ...]()
     for line in mounts.splitlines():

@@ -99,6 +99,17 @@ def numbers(text: str) -> tuple[float, ...]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 0.5,0.5,0.5") from None
 
 
+def megahertz(text: str) -> int:
+    """MHz, as kHz."""
+    try:
+        khz = round(float(text) * 1000)
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a frequency in MHz such as 1500") from None
+    if not 0 < khz < 10**8:
+        raise argparse.ArgumentTypeError(f"{text} is not a frequency in MHz such as 1500")
+    return khz
+
+
 def core_list(text: str) -> tuple[int, ...]:
     """CPU numbers: '0,1' or '0-3'."""
     cores: list[int] = []
@@ -197,6 +208,13 @@ def add_board_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--accept-new", action="store_true", help="record the host key of a host that is not known yet")
 
 
+def add_run_name(parser: argparse.ArgumentParser) -> None:
+    """Which run of a board is meant."""
+    parser.add_argument(
+        "name", nargs="?", metavar="RUN", help="a run that `status` lists (default: the one that is under way)"
+    )
+
+
 def add_data_flags(parser: argparse.ArgumentParser, required: bool = False) -> None:
     """The data set and how its images are prepared; `pack_options` reads them."""
     group = parser.add_argument_group("data")
@@ -242,15 +260,26 @@ def pack_options(args: argparse.Namespace) -> PackOptions:
     return PackOptions(**{name: getattr(args, name) for name in names})
 
 
-def add_running_flags(parser: argparse.ArgumentParser, measuring: bool = True) -> None:
-    """How a step runs on the board; `measuring` adds what only a measurement needs."""
+def add_running_flags(
+    parser: argparse.ArgumentParser, measuring: bool = True, seconds_default: float = 2.0, frequency: bool = False
+) -> None:
+    """How a step runs on the board; `measuring` adds what only a measurement needs, `frequency` the CPU's."""
     group = parser.add_argument_group("running")
     group.add_argument("--threads", type=positive, help="threads (default: one a core)")
     group.add_argument("--cores", type=core_list, help="cores to run on, such as 0,1 or 0-3 (default: all)")
+    if frequency:
+        group.add_argument(
+            "--frequency", type=megahertz, metavar="MHZ", help="of the CPU, put back at the end (default: unchanged)"
+        )
     group.add_argument("--memory", type=byte_count, metavar="BYTES", help="most the program may use, such as 512M")
     group.add_argument("--seed", type=not_negative, default=0, help="seed of weights, data and search (default: 0)")
     if measuring:
-        group.add_argument("--seconds", type=seconds, default=2.0, help="shortest measurement of one size (default: 2)")
+        group.add_argument(
+            "--seconds",
+            type=seconds,
+            default=seconds_default,
+            help=f"shortest measurement of one size (default: {seconds_default:g})",
+        )
 
 
 def add_output_flags(parser: argparse.ArgumentParser) -> None:

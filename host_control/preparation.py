@@ -57,15 +57,19 @@ def session_memory(info: Mapping[str, Any], program: str) -> MemoryForm:
 
 
 @contextmanager
-def opened_board(args: argparse.Namespace) -> Iterator[DeployedBoard | RecordedBoard]:
-    """The board of --board with the flags that shape a measurement; closed at the end."""
+def opened_board(args: argparse.Namespace, folder: Path | None = None) -> Iterator[DeployedBoard | RecordedBoard]:
+    """The board of --board with the flags that shape a measurement; closed at the end. `folder`: of the run that measures."""
     from host_control.boards import open_board
     from host_control.boards.bench import BenchSettings
+    from host_control.training.record import board_record, name_on_board
 
     settings = BenchSettings(
         seconds=getattr(args, "seconds", 2.0),
         memory_bytes=getattr(args, "memory", None),
         seed=getattr(args, "seed", None),
+        owner="" if folder is None else name_on_board(folder),
+        record={} if folder is None else board_record(args, folder),
+        power_every=getattr(args, "power_every", None),
     )
     with open_board(args.board, settings=settings, remote_dir=args.remote_dir, accept_new=args.accept_new) as board:
         yield board

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,11 @@ from host_control.console import finite
 
 RUNS = Path("runs")
 """Where run folders go without --out, under the current folder."""
+
+
+def now_utc() -> str:
+    """The date and time in UTC, ISO 8601 with seconds."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def default_folder(model: str, board: str, now: datetime | None = None) -> Path:

@@ -35,8 +35,8 @@ from cross.errors import (
     TasteError,
     UsageError,
 )
-from host_control.connection import ANSWER_S, SAVE_S, Lines, RunResult, shell_line, tied_arguments
-from host_control.ssh_auth import Ask, ask_terminal, authenticate
+from host_control.connection import ANSWER_S, READ_BYTES, SAVE_S, Lines, RunResult, shell_line, tied_arguments
+from host_control.ssh_auth import Ask, Remembered, ask_terminal, authenticate
 from host_control.ssh_dial import dial
 from host_control.ssh_host import SshHost, resolve_host
 from host_control.ssh_host_key import check_host_key, known_kinds
@@ -90,7 +90,7 @@ class Connection:
         self.host: SshHost = resolve_host(host, ssh_config)
         self._accept_new = accept_new
         self._ssh_config = ssh_config
-        self._ask = ask
+        self._ask = Remembered(ask)
         self._answer_s = answer_s
         self._socket: socket.socket | paramiko.Channel | None = None
         self._transport: paramiko.Transport | None = None
@@ -113,6 +113,7 @@ class Connection:
             self._transport = self._negotiate()
             self._check_host_key(self._transport)
             authenticate(self._transport, self.host, self._bounded, self._ask)
+            self._ask.keep()
         except BaseException:
             self.close()
             raise
@@ -197,6 +198,20 @@ class Connection:
                 while block := reader.read(_BLOCK_BYTES):
                     writer.write(block)
                     watch.extend()
+
+    def read(self, path: str, offset: int = 0) -> bytes | None:
+        """As in host_control.connection."""
+        data = bytearray()
+        with self._file_calls("read", path) as (files, watch):
+            try:
+                with files.open(os.fsencode(path), "r") as reader:
+                    reader.seek(offset)
+                    while len(data) < READ_BYTES and (block := reader.read(_BLOCK_BYTES)):
+                        data += block
+                        watch.extend()
+            except FileNotFoundError:
+                return None
+        return bytes(data)
 
     def home(self) -> str:
         """The folder that a login starts in."""
@@ -312,11 +327,14 @@ class Connection:
             if not got and (not ready or channel.eof_received) and not channel.exit_status_ready():
                 self._ping()
         code = channel.recv_exit_status()
-        if code < 0 and not self.open_now:
-            raise LinkLostError(
-                f"the link to {self.host} was cut while {arguments[0]} ran. Check the network and repeat."
-            )
-        # Without an exit code the server reports a signal, which paramiko does not pass on.
+        if code < 0:
+            # A signal, which paramiko does not pass on; or the end of the link, of which it may not know yet.
+            try:
+                self._ping()
+            except LinkLostError as error:
+                raise LinkLostError(
+                    f"the link to {self.host} was cut while {arguments[0]} ran. Check the network and repeat."
+                ) from error
         return RunResult(
             arguments,
             code if code >= 0 else 255,
@@ -378,7 +396,10 @@ class Connection:
             try:
                 yield files, watch
             except OSError as error:
-                if watch.expired or not self.open_now or isinstance(error, TimeoutError):
+                # A link that was cut closes the channel first; what is closed says nothing of the file.
+                channel = files.get_channel()
+                gone = channel is None or channel.closed or channel.eof_received
+                if watch.expired or gone or not self.open_now or isinstance(error, TimeoutError):
                     raise EOFError(str(error)) from error
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise NoSpaceError(f"no space left on {self.host} for {path}. Free some there.") from error

@@ -42,6 +42,27 @@ def ask_terminal(prompt: str) -> str | None:
     return getpass.getpass(prompt) if sys.stdin is not None and sys.stdin.isatty() else None
 
 
+class Remembered:
+    """Asks a secret once: what let us in is given again when the link is opened anew, as after a cut."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._given: dict[str, str] = {}
+        self._ready: dict[str, str] = {}
+
+    def __call__(self, prompt: str) -> str | None:
+        if prompt in self._ready:
+            return self._ready.pop(prompt)
+        answer = self._ask(prompt)
+        if answer:
+            self._given[prompt] = answer
+        return answer
+
+    def keep(self) -> None:
+        """The last answers were right."""
+        self._ready = dict(self._given)
+
+
 def authenticate(transport: paramiko.Transport, host: SshHost, bounded: Bounded, ask: Ask) -> None:
     """Log in; AuthenticationError (21) says what was tried. Only the network is bounded, not a person at a prompt."""
     login = _Login(transport, host, bounded, ask)

@@ -15,11 +15,11 @@ from typing import Any
 
 from cross.version import VERSION
 from host_control.console import duration, mib, rate
-from host_control.run_folder import write_whole
+from host_control.run_folder import now_utc, write_whole
 from host_control.search.selection import Selection, select
 from host_control.search.space import SearchSpace
 from host_control.search.strategy import summarise
-from host_control.study import Trial, now_utc
+from host_control.study import Trial
 
 _COUNTERS = (
     "samples_per_s",

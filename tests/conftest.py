@@ -14,6 +14,7 @@ from hypothesis import settings
 
 from tests.native_builds import Toolchain, build_main
 from tests.needs import NEEDS, data_folder, unmet
+from tests.sshd.server import Sshd, run_sshd
 
 _ROOT = Path(__file__).resolve().parent.parent
 _BOARD_NEEDS = frozenset({"boards", "vm-boards", "netns-boards", "buildah"})
@@ -145,3 +146,16 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Toolchain, str]
         return done[key]
 
     return build_once
+
+
+@pytest.fixture(scope="session")
+def session_sshd(tmp_path_factory: pytest.TempPathFactory) -> Generator[Sshd, None, None]:
+    with run_sshd(tmp_path_factory.mktemp("sshd")) as server:
+        yield server
+
+
+@pytest.fixture
+def sshd(session_sshd: Sshd) -> Sshd:
+    """A real SSH server on loopback, one for all tests, its host key known."""
+    session_sshd.know()
+    return session_sshd

@@ -8,6 +8,16 @@ from pathlib import Path
 
 SCRIPT = r"""#!/bin/sh
 # {text}
+last=; run=
+for word do [ "$last" = --run ] && run=$word; last=$word; done
+if [ -n "$run" ] && [ -z "$DETACHED" ]; then
+  # As native/taste-train/detached.c, without its lock.
+  export DETACHED=1
+  setsid sh -c '"$@" >>"$0/events.jsonl" 2>>"$0/messages" & echo $! >"$0/process"; wait $!; echo $? >"$0/exit"' \
+    "$run" "$0" "$@" </dev/null >/dev/null 2>&1 &
+  while [ ! -s "$run/process" ]; do sleep 0.02; done
+  exit 0
+fi
 case $1 in
 info) echo '{{"event":"info","model":"fake","target":"x86-64-avx2"}}'; exit {info_exit} ;;
 bench) ;;
@@ -25,7 +35,7 @@ case $3 in
   143) kill -TERM $$ ;;
   200) exit 0 ;;
   201) echo '{{"event":"result","batch_size":201}}'; exit 0 ;;
-  300) echo $$ >"$0.pid"; exec sleep 300 ;;
+  300) echo $$ >"$0.pid"; while :; do sleep 0.1; done ;;
 esac
 echo 'not JSON, and no reason to fail'
 echo '{{"event":"result","verb":"bench","batch_size":'"$3"',"samples_per_s":12.5,"spread":0.01,' \

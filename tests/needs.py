@@ -104,6 +104,15 @@ def _emulated(board: str) -> Probe:
     return probe
 
 
+def cpufreq_board() -> str | None:
+    """The board that TASTE_CPUFREQ_BOARD names, as --board takes it, or None."""
+    return os.environ.get("TASTE_CPUFREQ_BOARD") or None
+
+
+def _cpufreq_board() -> str | None:
+    return None if cpufreq_board() else "TASTE_CPUFREQ_BOARD names no board whose frequency may be set (docs/power.md)"
+
+
 def _cpu(flag: str) -> Probe:
     def probe() -> str | None:
         cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -124,10 +133,12 @@ NEEDS: Mapping[str, Probe] = {
     "qemu": _programs("qemu-aarch64", "qemu-riscv64", package="qemu-user"),
     "clang": _clang,
     "sshd": _sshd,
+    "busybox": _programs("busybox", package="busybox"),
     "boards": _boards,
     "buildah": _buildah,
     "vm-boards": lambda: _emulated("rpi4-vm")() or _emulated("bpi-f3-vm")(),
     "netns-boards": lambda: _emulated("rpi4-netns")() or _emulated("bpi-f3-netns")(),
+    "cpufreq-board": _cpufreq_board,
     "avx2": _cpu("avx2"),
     "avx512": _cpu("avx512f"),
 }

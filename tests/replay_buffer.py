@@ -7,7 +7,7 @@ from tests.packed_data import splitmix64
 _MASK = 2**64 - 1
 
 
-def _fnv1a64(text: str) -> int:
+def fnv1a64(text: str) -> int:
     value = 0xCBF29CE484222325
     for byte in text.encode():
         value = ((value ^ byte) * 0x100000001B3) & _MASK
@@ -17,7 +17,7 @@ def _fnv1a64(text: str) -> int:
 class ReplayBuffer:
     def __init__(self, policy: str, capacity: int, classes: int, seed: int) -> None:
         self.policy, self.capacity, self.classes = policy, capacity, classes
-        self.key, self.draws, self.added = splitmix64(seed ^ _fnv1a64("replay")), 0, 0
+        self.key, self.draws, self.added = splitmix64(seed ^ fnv1a64("replay")), 0, 0
         self.labels: list[int] = []
         self.samples: list[int] = []
         self.seen = [0] * classes

@@ -27,6 +27,7 @@ from cross.errors import (
 from host_control.board import Counters, OperatingPoint
 from host_control.boards import BenchSettings, DeployedBoard, RecordedBoard, open_board
 from host_control.boards.bench import bench_arguments, bench_limit_s, read_bench
+from host_control.boards.detached import DetachedRun
 from host_control.boards.local import LocalConnection
 from host_control.connection import RunResult, shell_line
 from tests.fake_program import INTERRUPTIBLE, write_build
@@ -82,7 +83,9 @@ def test_the_command_line_of_a_measurement() -> None:
         "bench --batch-size 6 --program eval --seconds 0.5 --min-steps 3 --warmup 1 --threads 2 --cores 0,3 "
         "--weights /w x --memory 536870912 --seed 7"
     )
-    for wrong in (OperatingPoint(0), OperatingPoint(-2), OperatingPoint(1, frequency_khz=600_000)):
+    watched = bench_arguments(OperatingPoint(1, frequency_khz=600_000), BenchSettings(power_every=0.1))
+    assert watched[-4:] == ["--frequency", "600000", "--power-every", "0.1"]
+    for wrong in (OperatingPoint(0), OperatingPoint(-2)):
         with pytest.raises(UsageError):
             bench_arguments(wrong, settings)
     assert (
@@ -156,6 +159,40 @@ def test_nothing_is_left_running_when_the_host_is_interrupted_or_killed(tmp_path
 def test_a_command_that_is_not_there_ends_with_127() -> None:
     assert LocalConnection().run(["no-such-program-here"]).exit_code == 127
     assert LocalConnection().run(["/"]).exit_code == 126
+
+
+def measuring(tmp_path: Path, owner: str) -> DeployedBoard:
+    """A board behind a link, whose measurements run on without it."""
+    settings = BenchSettings(owner=owner)
+    return DeployedBoard("pi", LocalConnection("pi"), str(tmp_path / "board"), settings, outlives_link=True)
+
+
+def test_a_measurement_whose_host_died_is_collected_by_its_owner_only(tmp_path: Path) -> None:
+    build = write_build(tmp_path / "build")
+    (build / "manifest.json").unlink()
+    with measuring(tmp_path, "study") as board:
+        board.deploy(build, files=("taste-train",))
+
+    def died(self: DetachedRun, *_: object, **__: object) -> RunResult:
+        raise LinkLostError("the host was shut down.")
+
+    with pytest.MonkeyPatch.context() as patch, measuring(tmp_path, "study") as board:
+        patch.setattr(DetachedRun, "follow", died)
+        with pytest.raises(LinkLostError):
+            board.measure(OperatingPoint(8))
+    for owner, calls in (("study", 1), ("study", 2), ("another", 3)):
+        with measuring(tmp_path, owner) as board:
+            assert board.measure(OperatingPoint(8)).samples_per_s == 12.5
+        (log,) = (tmp_path / "board").rglob("taste-train.calls")
+        assert len(log.read_text().splitlines()) == calls
+    with measuring(tmp_path, "study") as board:
+        with pytest.raises(DoesNotFitError, match="Largest that fits: 8"):
+            board.measure(OperatingPoint(10))
+        with pytest.raises(DoesNotFitError, match="exit 137"):
+            board.measure(OperatingPoint(137))
+        with pytest.raises(CompatibilityError, match="SIGILL, exit 132"):
+            board.measure(OperatingPoint(132))
+    assert not list((tmp_path / "board" / "runs").iterdir())
 
 
 def test_a_name_with_a_nul_is_refused() -> None:

@@ -117,6 +117,23 @@ def test_a_peer_with_another_model_has_no_rate(monkeypatch: pytest.MonkeyPatch) 
     assert engines.peer_engine("torch", work, 6)(1)["samples_per_s"] == 1.0
 
 
+def test_our_windows_are_judged_by_the_same_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Four windows of ten steps; in the third, twice as long, the threads waited."""
+    lines, elapsed = [], 0.0
+    for window_s in (1.0, 1.0, 2.0, 1.0):
+        elapsed += window_s
+        lines.append(json.dumps({"event": "counters", "steps": 10, "elapsed_s": elapsed}))
+    lines.append(json.dumps({"event": "result", "batch_size": 8, "peak_rss_bytes": 5}))
+    program = tmp_path / "program.py"
+    program.write_text(f"print({chr(10).join(lines)!r})")
+    waits = iter((0, 0, 10**9, 10**9))
+    monkeypatch.setattr(engines, "run_queue_delay_ns", lambda pid: next(waits))
+    row = engines.bench_row([sys.executable, str(program)], threads=2)
+    assert (row["samples_per_s"], row["clean_windows"], row["tainted"]) == (pytest.approx(80.0), 3, False)
+    program.write_text("import sys; sys.exit('error: batch size 9 needs more.')")
+    assert engines.bench_row([sys.executable, str(program)], 2) == {"error": "batch size 9 needs more."}
+
+
 def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
     worker = tmp_path / "worker.py"
     worker.write_text("raise ValueError('too small')")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from host_control.boards.bench import BenchSettings
 from host_control.boards.deployed import DeployedBoard
 from host_control.boards.local import LocalConnection
 from host_control.connection import RunResult
-from host_control.deploy import _mount_of, resolve_folder
+from host_control.deploy import mount_of, resolve_folder
 from tests.fake_program import FILES, write_build
 
 
@@ -162,6 +163,89 @@ def test_the_loop_of_cuts_catches_a_deployment_that_writes_in_place(
         list(deploy_with_cuts(tmp_path))
 
 
+def test_the_loop_of_cuts_catches_an_upload_to_the_final_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(connection: LocalConnection, source: Path, part: str) -> int:
+        final = part.removesuffix(".part")
+        sent = connection.put(source, final)
+        os.chmod(final, 0o755)
+        return sent
+
+    monkeypatch.setattr("host_control.deploy._send", send)
+    monkeypatch.setattr("host_control.deploy._settle", lambda *_: None)
+    with pytest.raises(AssertionError):
+        list(deploy_with_cuts(tmp_path))
+
+
+def test_rollback_goes_back_by_one_rename_and_forth_again(tmp_path: Path) -> None:
+    folder = tmp_path / "board"
+    board = board_at(folder)
+    for text in ("one", "two", "three"):
+        sent = board.deploy(write_build(tmp_path / text, text, weights_bytes=128), files=FILES)
+    back = board.roll_back()
+    assert current_text(folder) == "two" and back.sha256 != sent.sha256
+    assert board.info()["model"] == "fake", "what is measured next is what is current"
+    assert board.roll_back().sha256 == sent.sha256 and current_text(folder) == "three"
+    board.roll_back()
+    board.deploy(tmp_path / "one", files=FILES)
+    board.roll_back()
+    assert current_text(folder) == "two", "the last two are kept, not the last two that were sent"
+
+
+def test_a_rollback_needs_something_to_go_back_to_that_starts(tmp_path: Path) -> None:
+    folder = tmp_path / "board"
+    with pytest.raises(UsageError, match="nothing is deployed"):
+        board_at(folder).roll_back()
+    board_at(folder).deploy(write_build(tmp_path / "one", "one", weights_bytes=64), files=FILES)
+    with pytest.raises(UsageError, match="has no deployment before the current one"):
+        board_at(folder).roll_back()
+    old = (folder / "current" / "taste-train").resolve()
+    board_at(folder).deploy(write_build(tmp_path / "two", "two", weights_bytes=64), files=FILES)
+    old.write_text("#!/bin/sh\nexit 13\n")
+    with pytest.raises(TasteError) as refused:
+        board_at(folder).roll_back()
+    assert refused.value.exit_code == 13 and current_text(folder) == "two"
+
+
+def rollbacks_with_cuts(tmp_path: Path) -> Iterator[str]:
+    """A rollback that is cut at its n-th operation, n = 1.. until it completes; yields what is current then."""
+    for text in ("old", "new"):
+        board_at(tmp_path / "start").deploy(write_build(tmp_path / text, text, weights_bytes=64), files=FILES)
+    for number in range(1, 50):
+        folder = tmp_path / f"board-{number}"
+        shutil.copytree(tmp_path / "start", folder, symlinks=True)
+        try:
+            board_at(folder, Interrupted(number)).roll_back()
+        except LinkLostError:
+            state = current_text(folder)
+            yield state
+            board_at(folder).roll_back()
+            assert current_text(folder) == ("old" if state == "new" else "new"), "one can still go the other way"
+        else:
+            return
+    raise AssertionError("the rollback never completed")
+
+
+def test_a_cut_at_any_operation_of_a_rollback_leaves_the_one_or_the_other(tmp_path: Path) -> None:
+    states = list(rollbacks_with_cuts(tmp_path))
+    assert "new" in states and "old" in states and states == sorted(states)
+
+
+def test_rollback_is_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from host_control.cli import main
+
+    for text in ("one", "two"):
+        board_at(tmp_path / "board").deploy(write_build(tmp_path / text, text, weights_bytes=64), files=FILES)
+    assert main(["rollback", "--board", "local", "--remote-dir", str(tmp_path / "board"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sha256"] == sha256_of(tmp_path / "one" / "taste-train")
+    assert current_text(tmp_path / "board") == "one"
+    assert main(["rollback", "--board", "local", "--remote-dir", str(tmp_path / "none")]) == 2
+    assert capsys.readouterr().err.startswith("error: nothing is deployed")
+
+
+def sha256_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 @pytest.mark.parametrize("damage", [False, True])
 def test_a_part_is_resumed_where_its_hash_fits(tmp_path: Path, damage: bool) -> None:
     build = write_build(tmp_path / "build", weights_bytes=100_000)
@@ -279,9 +363,9 @@ def test_a_noexec_mount_is_recognised(tmp_path: Path, mounted: Callable[[str], P
     assert not (folder / "in" / "current").exists()
 
 
-def test_the_mount_of_a_path_is_the_longest_that_holds_it() -> None:
+def test_themount_of_a_path_is_the_longest_that_holds_it() -> None:
     mounts = "/dev/a / ext4 rw 0 0\n/dev/b /home ext4 rw,noexec 0 0\n/dev/c /home/my\\040disk ext4 rw 0 0\nbroken\n"
-    find = _mount_of
+    find = mount_of
     assert find("/home/pi/x", mounts) == ("/home", ("rw", "noexec"))
     assert find("/home/my disk/x", mounts)[0] == "/home/my disk"
     assert find("/homework/x", mounts) == ("/", ("rw",))

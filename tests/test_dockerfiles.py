@@ -68,6 +68,7 @@ def pip_settings() -> list[str]:
     return [*(f"--volume={file}:{file}:ro" for file in sorted(files)), *variables]
 
 
+@pytest.mark.acceptance
 @pytest.mark.needs("buildah", "zig", "qemu")
 @pytest.mark.parametrize(("file", "target"), [("Dockerfile.arm64", "rpi4"), ("Dockerfile.riscv", "bpi-f3")])
 def test_the_image_holds_a_trainer_that_runs_on_the_board(

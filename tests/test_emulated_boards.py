@@ -28,6 +28,7 @@ from host_control.emulation.namespace_board import set_cable
 from host_control.emulation.state import Running, board_folder, find_up, read_board
 from host_control.ssh import Connection
 
+_ROOT = Path(__file__).resolve().parent.parent
 BoardUp = Callable[..., str]
 Built = Callable[..., Path]
 
@@ -111,23 +112,27 @@ def test_deploy_tune_train_and_resume(
     train_and_resume(name, tmp_path, said)
 
 
-def train_and_resume(name: str, folder: Path, said: Callable[..., dict[str, Any]]) -> None:
-    """A run that is ended on the board in the middle goes on to the bits of one that never was."""
+def training_of(folder: Path) -> list[str]:
+    """A short training run of images that are made here."""
     draw = np.random.default_rng(5)
     x, y = draw.integers(0, 256, (240, 3, 16, 16)).astype(np.uint8), np.arange(240) % 10
     np.savez(folder / "data.npz", x_train=x, y_train=y, x_test=x[:20], y_test=y[:20])
     words = ["train", "--model", "mlp", "--data", str(folder / "data.npz"), "--batch-size", "4", "--lr", "0.01"]
-    words += ["--epochs", "4", "--augment", "crop-flip"]
+    return [*words, "--epochs", "4", "--augment", "crop-flip"]
+
+
+def train_and_resume(name: str, folder: Path, said: Callable[..., dict[str, Any]]) -> None:
+    """A run that is ended on the board in the middle goes on to the bits of one that never was."""
+    words = training_of(folder)
     straight = said(*words, "--out", str(folder / "straight"))
     assert straight["emulated"] is True and straight["epochs"] == 4
 
     command = [sys.executable, "-m", "host_control", *words, "--board", name, "--json", "--out", str(folder / "run")]
-    root = Path(__file__).resolve().parent.parent
     # Logged in beforehand: a fast board would be through with the run by the time of a login.
     ender = ["ssh", "-F", str(find_up(name)), name, "echo ready; read go; pkill -TERM taste-train"]
     with (
         subprocess.Popen(ender, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as end,
-        subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training,
+        subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training,
     ):
         assert training.stdout is not None and end.stdout is not None
         assert end.stdout.readline() == "ready\n"
@@ -194,11 +199,14 @@ def test_a_memory_cap_lower_than_the_plan_is_told_and_survived(
 
 
 def write_big_build(folder: Path, build: Path, seed: int) -> Path:
-    """The same program with 24 MiB of weights that nobody has yet."""
+    """The same program with 12 MiB of weights that nobody has yet."""
     folder.mkdir()
-    for name in ("taste-train", "manifest.json"):
-        (folder / name).symlink_to(build / name)
-    (folder / "weights.safetensors").write_bytes(random.Random(seed).randbytes(24 << 20))
+    (folder / "taste-train").symlink_to(build / "taste-train")
+    weights = random.Random(seed).randbytes(12 << 20)
+    (folder / "weights.safetensors").write_bytes(weights)
+    manifest = json.loads((build / "manifest.json").read_text())
+    manifest["files"]["weights.safetensors"]["sha256"] = hashlib.sha256(weights).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 
 
@@ -211,9 +219,10 @@ def partial_files(there: Path) -> list[str]:
 def cut_an_upload(running: Running, big: Path, there: Path, at: int) -> float:
     """Pull the cable once `at` bytes of the weights are on the board; the seconds that deploy then took to return."""
     name, cut_at = running.name, [0.0]
+    digest = hashlib.sha256((big / "weights.safetensors").read_bytes()).hexdigest()
 
     def pull() -> None:
-        while not any(p.stat().st_size >= at for p in there.glob("objects/*/weights.safetensors*")):
+        while not any(path.stat().st_size >= at for path in there.glob(f"objects/{digest}/weights.safetensors*")):
             time.sleep(0.001)
         set_cable(running, up=False)
         cut_at[0] = time.monotonic()
@@ -251,14 +260,14 @@ def test_a_cut_link_leaves_the_old_deployment_and_no_partial_file(
     old = os.readlink(there / "current")
     for number in range(1, 6):
         big = write_big_build(tmp_path / f"new{number}", build, number)
-        assert cut_an_upload(running, big, there, draw.randrange(1, 12 << 20)) < 20
+        assert cut_an_upload(running, big, there, draw.randrange(1, 11 << 20)) < 20
         assert os.readlink(there / "current") == old and partial_files(there) == []
     with open_board(running.name, remote_dir="~/cut") as board:
         assert isinstance(board, DeployedBoard)
         sent = board.deploy(big, files=files).sent_bytes
         assert board.info()["event"] == "info"
     # What had arrived of the last one was not sent again.
-    assert 0 < sent < 24 << 20
+    assert 0 < sent < 12 << 20
     assert os.readlink(there / "current") != old and partial_files(there) == []
 
     # A deploy that writes in place is caught by the same check.
@@ -267,6 +276,33 @@ def test_a_cut_link_leaves_the_old_deployment_and_no_partial_file(
     cut_an_upload(running, write_big_build(tmp_path / "planted", build, 9), there, 1 << 20)
     assert partial_files(there) != []
     ssh(running.name, "rm", "-rf", "cut")
+
+
+@pytest.mark.needs("netns-boards", "zig")
+def test_a_cut_link_changes_nothing_of_a_run(
+    board_up: BoardUp, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bits are those of a run without any link."""
+    running = read_board(board_up("rpi4-netns"))
+    assert running is not None
+    words, there = training_of(tmp_path), ["--remote-dir", str(tmp_path / "there")]
+    assert main([*words, "--board", "emulated:rpi4", *there, "--out", str(tmp_path / "here"), "--json"]) == 0
+    expected = json.loads(capsys.readouterr().out.splitlines()[-1])["sha256"]
+    command = [sys.executable, "-m", "host_control", *words, "--board", running.name, "--json"]
+    command += ["--out", str(tmp_path / "run")]
+    with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
+        assert training.stdout is not None
+        try:
+            for line in training.stdout:
+                if '"event": "step"' in line:
+                    break
+            set_cable(running, up=False)
+            time.sleep(2)
+        finally:
+            set_cable(running, up=True)
+        said, messages = training.communicate(timeout=180)
+    assert training.returncode == 0, messages
+    assert json.loads(said.splitlines()[-1])["sha256"] == expected
 
 
 @pytest.mark.needs("vm-boards")

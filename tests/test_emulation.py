@@ -157,6 +157,7 @@ def test_the_overlay_keeps_secrets_to_their_owners() -> None:
 # State.
 
 
+@pytest.mark.needs("sshd")
 def test_a_board_that_is_up_is_found_and_ssh_understands_its_config(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:

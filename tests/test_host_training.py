@@ -179,8 +179,11 @@ def test_dry_run(data: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert [(row["epoch"], row["updates"], row["batch_size"], row["effective_batch"]) for row in rows] == [
         (epoch, 4, 4, 10) for epoch in range(5)
     ]
-    code, _, err = train(capsys, "--data", data, "--dry-run", "--batch-size", "auto")
-    assert code == 2 and "Give --batch-size N" in err
+    code, lines, _ = train(capsys, "--data", data, "--dry-run", "--batch-size", "auto")
+    assert code == 0 and lines[-1]["schedule"] == [row | {"batch_size": None} for row in rows]
+    code, text, _ = train(capsys, "--data", data, "--dry-run", "--batch-size", "auto", lines=False)
+    assert code == 0 and "effective batch 10" in text and not [line for line in text if "micro" in line]
+    assert ["0", "10", "auto", "4"] in [line.split()[:4] for line in text]
 
 
 @pytest.mark.parametrize(
@@ -308,6 +311,7 @@ def test_what_eval_predict_and_export_cannot_do_is_one_line(
         (["export", "--model", "mlp", "--weights", own, "--onnx", run], 2, "is a folder. Name a file"),
         (["export", "--model", "mlp", "--weights", own, "--safetensors", run], 2, "is a folder. Name a file"),
         (["export", "--model", "mlp", "--weights", own, "--safetensors", "/proc/x"], 12, "No such file"),
+        (["export", "--model", "mlp", "--weights", own, "--safetensors", "/dev/null"], 2, "not a regular file"),
         (["export", "--run", run, "--onnx", "x.onnx"], 13, "does not fit mlp: missing"),
     ):
         got = main([*map(str, words)])

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file
 from cross.load_model import load_model
 from tests.host import host_target
 from tests.native_builds import succeed
-from tests.packed_data import keyed_order, pack
-from tests.replay_buffer import ReplayBuffer
+from tests.packed_data import keyed_order, pack, splitmix64
+from tests.replay_buffer import ReplayBuffer, fnv1a64
 from tests.test_parity import Array, distance, in_float32, torch, torch_like
 
 MEAN, STD = [0.5, 0.5, 0.5], [0.25, 0.25, 0.25]
@@ -43,6 +43,21 @@ def stream_of(x: Array, y: Array, of: Array, seed: int) -> list[Batch]:
             for row in chunk:
                 buffer.add(int(row), int(y[row]))
     return batches
+
+
+def settling_slots(buffer: ReplayBuffer, of: Array, task: int, seed: int, batch: int) -> list[list[int]]:
+    """The samples of each of the 30 passes that bring running statistics up to date after a task."""
+    at, passes = (splitmix64(seed ^ fnv1a64("settle")) + ((task + 1) << 32)) % 2**64, []
+    for first in range(0, 30 * batch, batch):
+        passes.append([])
+        for i in range(first, first + batch):
+            while True:
+                slot = splitmix64(at) % len(buffer.samples)
+                at = (at + 1) % 2**64
+                if i % batch >= batch // 2 or of[buffer.labels[slot]] == task:
+                    break
+            passes[-1].append(buffer.samples[slot])
+    return passes
 
 
 def follow(
@@ -102,3 +117,42 @@ def test_a_stream_drifts_no_more_than_pytorch(
         for run in list(runs)[:3]
     ]
     assert distance(load_file(tmp_path / "end"), exact) <= 2 * max(theirs)
+
+
+@pytest.mark.needs("torch")
+def test_running_statistics_are_those_of_the_weights(built: Callable[..., Path], tmp_path: Path) -> None:
+    """After each task 30 forward passes over the buffer, mixed as steps are, move them; updates are as without."""
+    folder, model, seed = built("resnet8", host_target(), input_shape=None), load_model("resnet8"), 3
+    x, y = images()
+    x, y = x[:60], y[:60]
+    pack(tmp_path / "train", x, y, MEAN, STD)
+    pack(tmp_path / "test", x[:20], y[:20], MEAN, STD)
+    flags = ["--samples", tmp_path / "train", "--test", tmp_path / "test", "--weights", folder / "weights.safetensors"]
+    of = np.arange(CLASSES) // 5
+    flags += ["--task-of", ",".join(map(str, of)), "--batch-size", BATCH, "--buffer", 20, "--lr", RATE]
+    flags += ["--lr-rule", "constant", "--seed", seed, "--save", tmp_path / "end", "--report-rate", 1e9]
+    events = succeed(folder / "taste-train", "learn", *flags)
+    floats = torch.tensor((x.astype(np.float64) / 255 - 0.5) / 0.25)
+    labels, module = torch.tensor(y, dtype=torch.long), torch_like(model, "resnet8", torch.float64)
+    optimizer, losses = torch.optim.SGD(module.parameters(), lr=RATE), []
+    buffer = ReplayBuffer("reservoir", 20, CLASSES, seed)
+    for task in range(2):
+        rows = np.flatnonzero(of[y] == task)
+        for chunk in rows[keyed_order(seed, task, len(rows))].reshape(-1, BATCH // 2):
+            both = [*chunk, *(buffer.samples[s] for s in buffer.draw(BATCH // 2))]
+            loss = torch.nn.functional.cross_entropy(module(floats[both]), labels[both])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+            for row in chunk:
+                buffer.add(int(row), int(y[row]))
+        with torch.no_grad():
+            for both in settling_slots(buffer, of, task, seed, BATCH):
+                module(floats[both])
+    assert [e["loss"] for e in events if e["event"] == "step"] == pytest.approx(losses, rel=1e-3)
+    saved = load_file(tmp_path / "end")
+    states = {name: values.numpy() for name, values in module.named_buffers() if values.ndim}
+    assert len(states) == 14
+    for name, values in states.items():
+        assert np.linalg.norm(saved[name] - values) <= 1e-3 * np.linalg.norm(values), name

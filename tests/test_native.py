@@ -412,7 +412,7 @@ def test_nothing_is_left_where_saving_fails(program: Path, samples: Path, tmp_pa
     train = ("train", "--samples", samples, "--batch-size", 4, "--steps", 1, "--lr", 0.1, "--save")
     refuse(12, "cannot create", program, *train, tmp_path / "none" / "saved")
     (tmp_path / "folder").mkdir()
-    refuse(12, "cannot finish", program, *train, tmp_path / "folder")
+    refuse(12, "not a regular file", program, *train, tmp_path / "folder")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "samples.safetensors"]
     with open("/dev/full", "w") as full:
         result = subprocess.run([program, "info"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)

@@ -65,3 +65,10 @@ def test_the_lock_is_hashed_pinned_and_names_no_index() -> None:
     assert len(packages) > 20 and len(hashes) > len(packages)
     assert all("==" in line for line in packages)
     assert not [line for line in lines if "://" in line or line.startswith("-")]
+
+
+def test_an_interrupt_ends_with_its_code_and_not_with_the_signal() -> None:
+    """Also where it came inside `exec`, after which CPython by itself would die of SIGINT."""
+    caught = "try:\n  exec('raise KeyboardInterrupt')\nexcept KeyboardInterrupt:\n  pass\n"
+    end = "from host_control import __main__, cli\ncli.main = lambda: 130\n__main__.main()"
+    assert subprocess.run([sys.executable, "-c", caught + end], cwd=_ROOT, timeout=60, check=False).returncode == 130

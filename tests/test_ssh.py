@@ -1,17 +1,10 @@
-"""host_control/ssh.py against a real sshd on loopback, and against servers that fall silent."""
+"""host_control/ssh.py against a real sshd on loopback: commands, files, host keys, logging in, jump hosts."""
 
 from __future__ import annotations
 
-import inspect
 import os
-import random
-import signal
-import socket
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import paramiko
@@ -27,45 +20,19 @@ from cross.errors import (
     LinkLostError,
     MissingToolError,
     SecurityError,
-    TasteError,
     UsageError,
 )
-from host_control import ssh_auth
 from host_control.board import OperatingPoint
-from host_control.boards import BenchSettings, DeployedBoard, open_board
+from host_control.boards import DeployedBoard, open_board
 from host_control.ssh import Connection
 from host_control.ssh_auth import load_key
-from tests.fake_program import FILES, INTERRUPTIBLE, write_build
+from tests.fake_program import write_build
+from tests.sshd.client import connect, identity
 from tests.sshd.server import ALIAS, Sshd, make_key, run_sshd
-from tests.sshd.silent import STAGES, Relay, run_silent, write_config
-from tests.test_boards import gone, wait_for_pid
+from tests.sshd.silent import run_silent, write_config
 
-ANSWER_S = 1.0
-"""How long a silent host is waited for here; users wait 15 s."""
-
-
-@pytest.fixture(scope="module")
-def shared_sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
-    with run_sshd(tmp_path_factory.mktemp("sshd")) as server:
-        yield server
-
-
-@pytest.fixture
-def sshd(shared_sshd: Sshd) -> Sshd:
-    """The module's server, its host key known."""
-    shared_sshd.know()
-    return shared_sshd
-
-
-def connect(server: Sshd, **options: object) -> Connection:
-    return Connection(ALIAS, ssh_config=server.config, ask=lambda _: None, **options)  # type: ignore[arg-type]
-
-
-def identity(server: Sshd, folder: Path, *lines: str) -> Path:
-    """The server's client configuration with other lines in front, which win."""
-    config = folder / "config"
-    config.write_text("".join(f"{line}\n" for line in lines) + server.config.read_text().replace("IdentityFile", "#"))
-    return config
+# No NUL, which no program can be given, and no lone surrogate, which is no byte of any name.
+LETTERS = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
 
 
 # Commands and files.
@@ -94,13 +61,12 @@ def test_it_opens_when_first_needed_and_again_after_a_cut(sshd: Sshd) -> None:
 
 
 @pytest.mark.needs("sshd")
-def test_any_argument_arrives_as_it_is(sshd: Sshd, tmp_path: Path) -> None:
-    # No NUL, which no program can be given, and no lone surrogate, which is no byte of any name.
-    letters = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
-    words = st.lists(st.text(letters, max_size=12), max_size=4)
+@pytest.mark.parametrize("examples", [40, pytest.param(1000, marks=pytest.mark.faults)])
+def test_any_argument_arrives_as_it_is(examples: int, sshd: Sshd, tmp_path: Path) -> None:
+    words = st.lists(st.text(LETTERS, max_size=12), max_size=4)
     with connect(sshd) as board:
 
-        @settings(max_examples=40)
+        @settings(max_examples=examples)
         @given(words)
         def check(arguments: list[str]) -> None:
             arguments = ["-n", "$(touch x)", "a'b\"c", *arguments]
@@ -109,7 +75,40 @@ def test_any_argument_arrives_as_it_is(sshd: Sshd, tmp_path: Path) -> None:
             assert said == "".join(f"{word}\1" for word in arguments)
 
         check()
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir()), "no command ran that nobody gave"
+
+
+@pytest.mark.needs("sshd")
+def test_the_arguments_catch_a_line_that_quotes_nothing(
+    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("host_control.ssh.shell_line", " ".join)
+    with connect(sshd) as board:
+        board.run(["echo", f"$(touch {tmp_path}/pwned)"])
+    assert list(tmp_path.iterdir())
+
+
+@pytest.mark.needs("sshd")
+def test_any_name_of_a_file_is_just_a_name(sshd: Sshd, tmp_path: Path) -> None:
+    source, back = tmp_path / "source", tmp_path / "back"
+    source.write_bytes(b"content")
+    (tmp_path / "there").mkdir()
+    names = st.text(LETTERS.filter(lambda c: c != "/"), min_size=1, max_size=40)
+    with connect(sshd) as board:
+
+        @settings(max_examples=30)
+        @given(names.filter(lambda name: name not in (".", "..")))
+        def check(name: str) -> None:
+            path = f"{tmp_path}/there/{name}"
+            board.put(source, f"{path}.part")
+            board.rename(f"{path}.part", path)
+            assert board.names(f"{tmp_path}/there") == [name] and board.read(path, 3) == b"tent"
+            board.get(path, back)
+            assert back.read_bytes() == b"content" and board.size(path) == 7
+            assert board.run(["rm", "--", path]).ok and board.read(path) is None
+
+        check()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "source", "there"]
 
 
 @pytest.mark.needs("sshd")
@@ -180,6 +179,16 @@ def test_a_wrong_host_key_is_refused_and_known_hosts_untouched(
         connect(sshd, accept_new=accept_new).open()
     assert caught.value.exit_code == 19
     assert (sshd.known_hosts.read_bytes(), sshd.known_hosts.stat().st_mtime_ns) == before
+
+
+@pytest.mark.needs("sshd")
+def test_a_client_that_checks_no_key_would_be_caught(
+    sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sshd.known_hosts.write_text(sshd.host_key_line(key=make_key(tmp_path / "other")))
+    monkeypatch.setattr("host_control.ssh.check_host_key", lambda *_, **__: None)
+    with connect(sshd) as board:
+        assert board.run(["true"]).ok, "what the test above expects to be refused"
 
 
 @pytest.mark.needs("sshd")
@@ -267,6 +276,12 @@ def test_a_passphrase_that_is_wrong_first_is_asked_again(sshd: Sshd, tmp_path: P
     with Connection(ALIAS, ssh_config=config, ask=ask) as board:
         assert board.run(["true"]).ok
     assert asked == [f"passphrase of {key}: "] * 2
+    answers, asked = iter(["wrong", "right"]), []
+    with Connection(ALIAS, ssh_config=config, ask=ask) as board:
+        for _ in range(3):
+            assert board.run(["true"]).ok
+            board.abort()
+    assert len(asked) == 2, "nobody is asked again when a link that was cut is opened anew"
     with pytest.raises(AuthenticationError, match="encrypted, not opened"):
         Connection(ALIAS, ssh_config=config, ask=lambda _: None).open()
 
@@ -329,6 +344,38 @@ def test_through_a_jump_host(sshd: Sshd, tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("sshd")
+def test_through_a_second_board_of_its_own(sshd: Sshd, tmp_path: Path) -> None:
+    """Two servers with a key and a known_hosts each: both are checked, and a build goes through."""
+    (tmp_path / "gate").mkdir()
+    with run_sshd(tmp_path / "gate") as gate:
+        config, known = tmp_path / "config", tmp_path / "known_hosts"
+        config.write_text(
+            f"Host gate\n  HostName 127.0.0.1\n  Port {gate.port}\n  IdentityFile {gate.user_key}\n"
+            f"Host behind\n  HostName 127.0.0.1\n  Port {sshd.port}\n  IdentityFile {sshd.user_key}\n  ProxyJump gate\n"
+            f"Host *\n  IdentitiesOnly yes\n  IdentityAgent none\n  UserKnownHostsFile {known}\n"
+            "  GlobalKnownHostsFile /dev/null\n"
+        )
+        known.write_text(sshd.host_key_line())
+        with pytest.raises(SecurityError, match=r"host key of gate .* is not known"):
+            Connection("behind", ssh_config=config).open()
+        known.write_text(gate.host_key_line())
+        with pytest.raises(SecurityError, match=r"host key of behind .* is not known"):
+            Connection("behind", ssh_config=config).open()
+        known.write_text(gate.host_key_line() + sshd.host_key_line())
+        build = write_build(tmp_path / "build", weights_bytes=300_000)
+        (build / "manifest.json").unlink()
+        with open_board("behind", ssh_config=config, remote_dir=str(tmp_path / "there")) as board:
+            assert isinstance(board, DeployedBoard)
+            assert board.deploy(build, files=("taste-train", "weights.safetensors")).sent_bytes > 300_000
+            assert board.measure(OperatingPoint(8)).samples_per_s == 12.5
+        assert "Accepted publickey" in gate.log()
+        gate.process.terminate()
+        gate.process.wait(10)
+        with pytest.raises(LinkLostError, match="cannot reach gate"):
+            Connection("behind", ssh_config=config).open()
+
+
+@pytest.mark.needs("sshd")
 def test_a_circle_of_jump_hosts_ends(sshd: Sshd, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text("Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n" + sshd.config.read_text())
@@ -337,165 +384,3 @@ def test_a_circle_of_jump_hosts_ends(sshd: Sshd, tmp_path: Path) -> None:
     config.write_text(f"Host *\n  ProxyJump {ALIAS}\n" + sshd.config.read_text())
     with Connection(ALIAS, ssh_config=config) as board:
         assert board.run(["true"]).ok
-
-
-# Silence.
-
-OPERATIONS: dict[str, Callable[[Connection, Path], object]] = {
-    "exec": lambda board, _: board.run(["true"]),
-    "read": lambda board, _: board.run(["true"], timeout=60),
-    "sftp": lambda board, _: board.home(),
-    "write": lambda board, folder: board.put(folder / "ssh_config", "/x"),
-    "close": lambda board, folder: board.put(folder / "ssh_config", "/x"),
-}
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_server_that_falls_silent_is_given_up_in_bounded_time(tmp_path: Path, stage: str) -> None:
-    with run_silent(stage) as port:
-        config = write_config(tmp_path, port)
-        board = Connection("b", ssh_config=config, accept_new=True, answer_s=ANSWER_S)
-        start = time.monotonic()
-        with board, pytest.raises(LinkLostError) as caught:
-            OPERATIONS.get(stage, OPERATIONS["exec"])(board, tmp_path)
-        # The stages before the silent one take their own time, and a busy machine more.
-        assert time.monotonic() - start < ANSWER_S + 4
-    assert caught.value.exit_code == 17 and "no answer from b" in str(caught.value)
-
-
-def test_users_wait_less_than_20_seconds() -> None:
-    # The silent stages above run with a shorter time; everything else is the same.
-    assert inspect.signature(Connection).parameters["answer_s"].default == 15
-
-
-def test_an_agent_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ssh_auth, "_AGENT_S", 0.3)
-    with socket.socket(socket.AF_UNIX) as agent:
-        agent.bind(str(tmp_path / "agent"))
-        agent.listen()
-        with ssh_auth.open_agent(str(tmp_path / "agent")) as keys:
-            assert keys == []
-
-
-@pytest.mark.needs("sshd")
-def test_a_quiet_program_is_no_silent_host(sshd: Sshd) -> None:
-    with connect(sshd, answer_s=0.5) as board:
-        assert board.run(["sh", "-c", "exec >&- 2>&-; sleep 2"], timeout=20).ok
-        assert board.run(["sleep", "1"], timeout=20, tied=True).ok
-        with pytest.raises(LinkLostError, match="sleep on .* did not end within 1 s"):
-            board.run(["sleep", "30"], timeout=1, tied=True)
-
-
-@pytest.mark.needs("sshd")
-def test_a_server_that_is_stopped_while_a_program_runs_is_noticed(sshd: Sshd) -> None:
-    with Relay(sshd.port) as relay:
-        board = connect(sshd, answer_s=ANSWER_S)
-        board.host = replace(board.host, port=relay.port, key_names=board.host.key_names)
-        with board:
-            board.open()
-            relay.freeze()
-            start = time.monotonic()
-            with pytest.raises(LinkLostError, match="no answer from"):
-                board.run(["sleep", "30"], timeout=600)
-            assert time.monotonic() - start < 5
-
-
-# Deployments and measurements over the link.
-
-
-def board_through(sshd: Sshd, port: int, folder: Path, answer_s: float = ANSWER_S) -> DeployedBoard:
-    link = connect(sshd, answer_s=answer_s)
-    link.host = replace(link.host, port=port)
-    return DeployedBoard("b", link, str(folder), BenchSettings())
-
-
-@pytest.fixture
-def plain_build(tmp_path: Path) -> Callable[[str], Path]:
-    """Builds that any machine runs, with a large file beside the program."""
-
-    def make(text: str) -> Path:
-        build = write_build(tmp_path / f"build-{text}", text, weights_bytes=400_000)
-        (build / "manifest.json").unlink()
-        return build
-
-    return make
-
-
-PLAIN = (FILES[0], FILES[2])
-
-
-@pytest.mark.needs("sshd")
-def test_deploy_and_measure_over_ssh(sshd: Sshd, tmp_path: Path, plain_build: Callable[[str], Path]) -> None:
-    folder = tmp_path / "a 'b' $(touch pwned)"
-    with open_board(ALIAS, ssh_config=sshd.config, remote_dir=str(folder)) as board:
-        assert isinstance(board, DeployedBoard)
-        assert board.facts().arch == os.uname().machine
-        assert board.deploy(plain_build("one"), files=PLAIN).sent_bytes > 400_000
-        assert board.deploy(plain_build("one"), files=PLAIN).sent_bytes == 0
-        assert board.measure(OperatingPoint(8)).samples_per_s == 12.5
-        with pytest.raises(TasteError, match="exit 137"):
-            board.measure(OperatingPoint(137))
-        with pytest.raises(TasteError, match="Largest that fits: 8"):
-            board.measure(OperatingPoint(10))
-        board.clean()
-    assert not folder.exists() and not list(tmp_path.rglob("pwned"))
-
-
-@pytest.mark.needs("sshd")
-@pytest.mark.parametrize("frozen", [True, False])
-def test_a_link_cut_during_an_upload_leaves_the_old_deployment(
-    sshd: Sshd, tmp_path: Path, plain_build: Callable[[str], Path], frozen: bool
-) -> None:
-    folder, seed = tmp_path / "board", random.randrange(10**6)
-    print(f"seed {seed}")
-    draw = random.Random(seed)
-    with board_through(sshd, sshd.port, folder, 15) as board:
-        board.deploy(plain_build("old"), files=PLAIN)
-    for number in range(2):
-        with Relay(sshd.port, limit=draw.randrange(20_000, 390_000), frozen=frozen) as relay:
-            start = time.monotonic()
-            with board_through(sshd, relay.port, folder) as board, pytest.raises(LinkLostError):
-                board.deploy(plain_build(f"new{number}"), files=PLAIN)
-            assert time.monotonic() - start < 10
-        assert "# old" in (folder / "current" / "taste-train").read_text()
-        for path in folder.glob("objects/*/weights.safetensors"):
-            assert path.stat().st_size == 400_000
-    with board_through(sshd, sshd.port, folder, 15) as board:
-        assert board.deploy(plain_build("new1"), files=PLAIN).sent_bytes < 402_000
-        assert "# new1" in (folder / "current" / "taste-train").read_text()
-    assert not list(folder.rglob("*.part"))
-
-
-@pytest.mark.needs("sshd")
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_running_on_the_board(
-    sshd: Sshd, tmp_path: Path, plain_build: Callable[[str], Path], ending: signal.Signals
-) -> None:
-    script = INTERRUPTIBLE + (
-        "import sys; from pathlib import Path; from host_control.boards import open_board\n"
-        "from host_control.board import OperatingPoint\n"
-        f"with open_board({ALIAS!r}, remote_dir=sys.argv[2], ssh_config=Path(sys.argv[3])) as board:\n"
-        "    board.deploy(Path(sys.argv[1]), files=('taste-train',)); board.measure(OperatingPoint(300))\n"
-    )
-    folder = tmp_path / "board"
-    command = [sys.executable, "-c", script, str(plain_build("x")), str(folder), str(sshd.config)]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as host:
-        try:
-            pid = wait_for_pid(folder)
-            host.send_signal(ending)
-            assert host.wait(10) != 0
-        finally:
-            host.kill()
-    assert gone(pid)
-
-
-@pytest.mark.needs("sshd")
-def test_no_port_is_opened(sshd: Sshd) -> None:
-    def listening() -> set[str]:
-        lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-        return {line.split()[9] for line in lines if line.split()[3] == "0A"}
-
-    with connect(sshd) as board:
-        board.open()
-        mine = {os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
-        assert not {f"socket:[{inode}]" for inode in listening()} & mine

@@ -75,6 +75,19 @@ def test_openssh_resolves_aliases_includes_and_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("sshd")
+def test_openssh_resolves_matches(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(
+        "Match originalhost pi exec true\n  HostName 10.1.2.3\n  User matched\n"
+        f"Match host 10.1.2.3 user matched\n  IdentityFile {tmp_path}/key\n"
+        "Match exec false\n  Port 99\nHost *\n  Port 2200\n"
+    )
+    host = resolve_host("pi", tmp_path / "config")
+    assert (host.address, host.port, host.user) == ("10.1.2.3", 2200, "matched")
+    other = resolve_host("other", tmp_path / "config")
+    assert other.address == "other" and tmp_path / "key" not in other.identity_files
+
+
+@pytest.mark.needs("sshd")
 def test_what_the_configuration_asks_and_we_cannot_is_said(tmp_path: Path) -> None:
     (tmp_path / "config").write_text("Host pi\n  ProxyCommand nc %h %p\n")
     with pytest.raises(UsageError, match="ProxyCommand 'nc .*not supported. Use ProxyJump"):

@@ -141,6 +141,28 @@ def test_evaluation_in_between_and_at_the_end(
     assert without[-1]["sha256"] == events[-1]["sha256"]
 
 
+def test_what_was_stopped_before_its_test_is_tested_when_it_goes_on(
+    program: Path, packed: Path, tmp_path: Path
+) -> None:
+    arguments = ("train", "--samples", packed, "--test", packed, "--batch-size", 4, "--lr", 0.01, "--eval-every", 1)
+    arguments += ("--epochs", 3, "--checkpoint", tmp_path / "run")
+    events = succeed(program, *arguments, "--checkpoint-every", "6steps")
+    whole, digest = [e for e in events if e["event"] == "eval"], events[-1]["sha256"]
+    # What remains is the checkpoint at the end of epoch 2, as if the run had been stopped there.
+    at = {metadata(f)["step"]: f for f in (tmp_path / "run").glob("*.safetensors")}
+    at["18"].unlink()
+    events = succeed(program, *arguments, "--resume")
+    again = [e for e in events if e["event"] == "eval"]
+    assert events[-1]["sha256"] == digest
+    assert [(e["epoch"], e["loss"]) for e in again] == [(e["epoch"], e["loss"]) for e in whole[1:]]
+
+
+def metadata(path: Path) -> dict[str, str]:
+    raw = path.read_bytes()
+    found: dict[str, str] = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])["__metadata__"]
+    return found
+
+
 def test_the_result_names_the_hash_of_the_weights(program: Path, packed: Path, tmp_path: Path) -> None:
     import hashlib
 
@@ -293,6 +315,9 @@ def test_what_training_refuses(program: Path, images: tuple[Array, Array], packe
         (2, "--resume without a folder", (*base, "--epochs", 1, "--resume")),
         (2, "--checkpoint-every '5x'", (*base, "--epochs", 1, "--checkpoint-every", "5x")),
         (12, "cannot open", (*base, "--epochs", 1, "--test", tmp_path / "none")),
+        (12, "not a regular file", (*base, "--steps", 10**9, "--save", tmp_path)),
+        (12, "not a regular file", (*base, "--steps", 10**9, "--save", "/dev/full")),
+        (12, "cannot create", (*base, "--steps", 10**9, "--save", tmp_path / "none" / "saved")),
     ]
     for code, words, arguments in cases:
         refuse(code, words, program, *arguments)

@@ -140,7 +140,7 @@ def test_a_run_that_goes_on_has_one_record_of_each_step(tmp_path: Path) -> None:
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"event": "st')
     again = Metrics(tmp_path)
-    again.add({"event": "resume", "step": 3})
+    again.add({"event": "resume", "step": 3, "epoch": 0.75})
     for number in range(4, 9):
         again.add(step(number, float("nan")))
     again.close()

@@ -28,10 +28,10 @@ class Timing:
     tainted: bool
 
 
-def run_queue_delay_ns() -> int:
-    """Nanoseconds that the threads of this process have waited for a core so far."""
+def run_queue_delay_ns(process: int | str = "self") -> int:
+    """Nanoseconds that the threads of a process have waited for a core so far."""
     total = 0
-    for task in Path("/proc/self/task").iterdir():
+    for task in Path(f"/proc/{process}/task").iterdir():
         try:
             total += int((task / "schedstat").read_text().split()[1])
         except (OSError, IndexError, ValueError):
@@ -55,7 +55,7 @@ def time_steps(step: Callable[[], object], threads: int, seconds: float = 2.0) -
             step()
         wall = time.perf_counter() - start
         windows.append((wall / steps, (run_queue_delay_ns() - delay) * 1e-9 / wall / threads))
-    return _summary(windows)
+    return summary(windows)
 
 
 def _enough(windows: list[tuple[float, float]], seconds: float, elapsed: float, steps: int) -> bool:
@@ -63,7 +63,8 @@ def _enough(windows: list[tuple[float, float]], seconds: float, elapsed: float, 
     return (len(clean) >= 3 and sum(clean) >= seconds) or (len(windows) >= 3 and elapsed >= 4 * seconds)
 
 
-def _summary(windows: list[tuple[float, float]]) -> Timing:
+def summary(windows: list[tuple[float, float]]) -> Timing:
+    """Of windows (seconds a step, share of the time x threads that waited for a core)."""
     clean = [step_s for step_s, delay in windows if delay <= MOST_DELAY]
     tainted = len(clean) < 3
     # Too few clean windows: the least disturbed third, said to be tainted.

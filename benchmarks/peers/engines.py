@@ -8,15 +8,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers.clean_windows import run_queue_delay_ns, summary
 from cross.errors import TasteError
-from host_control.board import OperatingPoint
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = ROOT / "benchmarks" / "peers"
@@ -73,37 +72,57 @@ def _has(python: str, package: str) -> bool:
     return subprocess.run([python, "-c", code, package], capture_output=True, check=False).returncode == 0
 
 
-def our_engine(work: Work, stack: ExitStack) -> tuple[Engine, int]:
+def our_engine(work: Work) -> tuple[Engine, int]:
     """This project's own program on this machine, built for its CPU; and how many parameters it trains."""
     from cross.build import build
     from cross.load_model import load_model
-    from host_control.boards import BenchSettings, DeployedBoard, open_board
+    from host_control.boards import DeployedBoard, open_board
     from host_control.preparation import choose_target
 
-    settings = BenchSettings(seconds=work.seconds)
-    # A folder of its own: whatever else is deployed on this machine stays.
-    board = stack.enter_context(open_board("local", remote_dir=str(FOLDER / "board"), settings=settings))
-    assert isinstance(board, DeployedBoard), "local is a machine"
-    target = choose_target(None, "local", board.facts())
+    with open_board("local") as board:
+        assert isinstance(board, DeployedBoard), "local is a machine"
+        target = choose_target(None, "local", board.facts())
     folder = FOLDER / f"{work.name}-{target.name}{'-lean' if work.lean else ''}"
     print(f"building {work.model} for {target.name}", file=sys.stderr, flush=True)
     model = load_model(work.model, input_shape=work.shape, classes=work.classes)
     build(model, target, folder, lean=work.lean)
-    board.deploy(folder)
+    command = [str(folder / "taste-train"), "bench", "--threads", str(work.threads), "--seconds", str(work.seconds)]
 
     def measure(batch_size: int) -> Row:
-        try:
-            counters = board.measure(OperatingPoint(batch_size, threads=work.threads))
-        except TasteError as error:
-            return {"error": str(error)}
-        return {
-            "samples_per_s": counters.samples_per_s,
-            "spread": counters.spread,
-            "tainted": counters.tainted,
-            "peak_rss_bytes": counters.peak_rss_bytes,
-        }
+        return bench_row([*command, "--batch-size", str(batch_size)], work.threads)
 
     return measure, sum(prod(parameter.shape) for parameter in model.parameters.values())
+
+
+def bench_row(command: Sequence[str], threads: int) -> Row:
+    """The row of one `taste-train bench` here, its windows judged as those of the peers are: by how long its threads waited
+    for a core, which is read as each window is reported."""
+    windows: list[tuple[float, float]] = []
+    row: Row = {}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None and run.stderr is not None
+        waited, elapsed_s = 0, 0.0
+        for line in run.stdout:
+            event = json.loads(line)
+            if event["event"] == "counters":
+                # The first window's share counts the warm-up's waiting too, and is the worse for it.
+                before, waited = waited, run_queue_delay_ns(run.pid)
+                window_s, elapsed_s = event["elapsed_s"] - elapsed_s, event["elapsed_s"]
+                windows.append((window_s / event["steps"], (waited - before) * 1e-9 / window_s / threads))
+            elif event["event"] == "result":
+                row = event
+        said = run.stderr.read().strip().splitlines()
+    if run.returncode != 0 or not row:
+        return {"error": said[-1].removeprefix("error: ") if said else f"exit code {run.returncode}"}
+    timing = summary(windows)
+    return {
+        "samples_per_s": row["batch_size"] / timing.step_s,
+        "spread": timing.spread,
+        "windows": timing.windows,
+        "clean_windows": timing.clean,
+        "tainted": timing.tainted,
+        "peak_rss_bytes": row["peak_rss_bytes"],
+    }
 
 
 def peer_engine(peer: str, work: Work, parameters: int) -> Engine:

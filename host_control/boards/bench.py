@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from cross.errors import (
@@ -26,7 +27,12 @@ _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What stays the same over a study: at least `seconds` and `min_steps` a size; None leaves it to the program."""
+    """What stays the same over a study: at least `seconds` and `min_steps` a size; None leaves it to the program.
+
+    `owner` names whoever measures: a measurement that went on without its owner is collected by the same one only.
+    `record` is what the board keeps of it for whoever attaches.
+    `power_every`: seconds between samples of the board's sensors, None for none.
+    """
 
     seconds: float = 2.0
     min_steps: int | None = None
@@ -34,14 +40,15 @@ class BenchSettings:
     seed: int | None = None
     memory_bytes: int | None = None
     weights: str | None = None
+    owner: str = ""
+    record: Mapping[str, Any] = field(default_factory=dict)
+    power_every: float | None = None
 
 
 def bench_arguments(point: OperatingPoint, settings: BenchSettings) -> list[str]:
     """Arguments of taste-train (without its path) that measure `point`."""
     if point.batch_size < 1:
         raise UsageError(f"batch size {point.batch_size} is not at least 1.")
-    if point.frequency_khz is not None:
-        raise UsageError(f"frequency {point.frequency_khz} kHz: the frequency is not ours to set. Leave it out.")
     flags: list[tuple[str, object]] = [
         ("--batch-size", point.batch_size),
         ("--program", point.program),
@@ -53,6 +60,8 @@ def bench_arguments(point: OperatingPoint, settings: BenchSettings) -> list[str]
         ("--weights", settings.weights),
         ("--memory", settings.memory_bytes),
         ("--seed", settings.seed),
+        ("--frequency", point.frequency_khz),
+        ("--power-every", settings.power_every),
     ]
     return ["bench", *(word for flag, value in flags if value is not None for word in (flag, str(value)))]
 

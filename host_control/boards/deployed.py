@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import posixpath
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
-from cross.errors import FileError, UsageError
+from cross.errors import INTERRUPTED, FileError, UsageError
 from cross.probe import PROBE_SCRIPT, BoardFacts, check_runs_on, parse_probe
 from host_control.board import Counters, DeployResult, OperatingPoint
 from host_control.boards.bench import (
@@ -19,14 +22,17 @@ from host_control.boards.bench import (
     last_record,
     read_bench,
 )
+from host_control.boards.detached import DetachedRun, Patience
 from host_control.connection import Connection, RunResult
 from host_control.deploy import (
     PROGRAM,
     Deployment,
     activate,
     check_executable,
+    find_previous,
     remove_all,
     resolve_folder,
+    roll_back,
     upload,
     upload_file,
 )
@@ -38,7 +44,8 @@ class DeployedBoard:
     """A machine behind a Connection, and what is deployed on it. A context manager; opened when first needed.
 
     `launcher` stands in front of the program's path (an emulator); `emulated` marks every result, otherwise the
-    program's own word and the probe decide.
+    program's own word and the probe decide. `outlives_link`: training and measurements run on when the link is cut, and
+    when this process dies (host_control.boards.detached).
     """
 
     def __init__(
@@ -50,11 +57,13 @@ class DeployedBoard:
         *,
         launcher: tuple[str, ...] = (),
         emulated: bool = False,
+        outlives_link: bool = False,
     ) -> None:
         self.name = name
         self.connection = connection
         self.settings = settings
-        self._remote_dir = remote_dir
+        self.outlives_link = outlives_link
+        self.remote_dir = remote_dir
         self._launcher = launcher
         self._emulated = emulated
         self._facts: BoardFacts | None = None
@@ -89,12 +98,26 @@ class DeployedBoard:
         manifest_path = build_dir / "manifest.json"
         if manifest_path.is_file():
             check_runs_on(json.loads(manifest_path.read_text(encoding="utf-8")), self.facts())
-        folder = resolve_folder(self.connection, self._remote_dir)
+        folder = resolve_folder(self.connection, self.remote_dir)
         deployment = upload(self.connection, build_dir, folder, files)
         self._start_program(deployment)
         activate(self.connection, deployment)
         self._deployment = deployment
         return DeployResult(folder, deployment.sha256, deployment.sent_bytes)
+
+    def roll_back(self) -> Deployment:
+        """Make the deployment before the current one current again, once its program has started and printed its info.
+
+        UsageError where there is none; the current one stays where the other does not start.
+        """
+        folder = resolve_folder(self.connection, self.remote_dir)
+        previous = find_previous(self.connection, folder)
+        program = self.connection.read_link(f"{folder}/deployments/{previous}/{PROGRAM}") or ""
+        deployment = Deployment(folder, previous, posixpath.basename(posixpath.dirname(program)), 0)
+        self._start_program(deployment)
+        roll_back(self.connection, folder, previous)
+        self._deployment = deployment
+        return deployment
 
     def info(self) -> Mapping[str, Any]:
         """What `taste-train info` of the current deployment prints."""
@@ -104,26 +127,62 @@ class DeployedBoard:
 
     def measure(self, point: OperatingPoint) -> Counters:
         """Run `taste-train bench` for one point, a process of its own; raises what its exit code stands for."""
+        return self.bench(point)[0]
+
+    def bench(self, point: OperatingPoint) -> tuple[Counters, str]:
+        """The same, with everything that the program printed."""
         arguments = bench_arguments(point, self.settings)
-        result = self.run_program(arguments, timeout=bench_limit_s(point, self.settings, self.emulated))
+        run = self._measure_detached if self.outlives_link else self._measure_tied
+        result = run(arguments, bench_limit_s(point, self.settings, self.emulated))
         # Where we do not know, the program's own word counts.
-        return read_bench(result, point, self.name, emulated=self.emulated or None)
+        return read_bench(result, point, self.name, emulated=self.emulated or None), result.stdout
+
+    def _measure_tied(self, arguments: list[str], limit: float) -> RunResult:
+        return self.run_program(arguments, timeout=limit)
+
+    def _measure_detached(self, arguments: list[str], limit: float) -> RunResult:
+        """Begin a measurement, or collect the one that an earlier process of this study began: it ran on meanwhile."""
+        program = self._current()
+        # Who has no name finds nothing again that somebody without a name began.
+        owner = self.settings.owner or uuid4().hex
+        asked = hashlib.sha256("\0".join([owner, program, *arguments]).encode()).hexdigest()[:12]
+        run, lines = self.detached(f"bench-{asked}"), list[str]()
+        state = run.patience.keep_trying(run.state)
+        if not (state.status == "running" or (state.status, state.exit_code) == ("ended", 0)):
+            run.start(self.program_words(arguments), self.settings.record)
+        result = run.follow(lines.append, limit_s=limit)
+        run.remove()
+        if result.exit_code == INTERRUPTED:
+            raise KeyboardInterrupt
+        return replace(result, stdout="\n".join(lines))
 
     def run_program(self, arguments: list[str], *, timeout: float) -> RunResult:
         """Run the deployed taste-train to its end; it is ended when this side goes away."""
         return self._run_at(self._current(), arguments, timeout)
 
+    def program_words(self, arguments: list[str]) -> list[str]:
+        """The command that runs the deployed taste-train with `arguments`, as the board's shell would take it."""
+        return [*self._launcher, self._current(), *arguments]
+
     def follow_program(self, arguments: list[str], on_line: Callable[[str], None]) -> RunResult:
         """Run the deployed taste-train however long it takes, line by line (see Connection.follow)."""
-        return self.connection.follow([*self._launcher, self._current(), *arguments], on_line)
+        return self.connection.follow(self.program_words(arguments), on_line)
+
+    def runs_folder(self) -> str:
+        """Where the runs of this board lie, each in a folder of its name."""
+        return f"{resolve_folder(self.connection, self.remote_dir)}/runs"
+
+    def detached(self, name: str, patience: Patience | None = None) -> DetachedRun:
+        """The run `name` of this board, begun or not."""
+        return DetachedRun(self.connection, f"{self.runs_folder()}/{name}", name, patience or Patience())
 
     def send_file(self, source: Path) -> tuple[str, int]:
         """Put a file on the board by its content; its path there, and the bytes that were sent."""
-        return upload_file(self.connection, source, resolve_folder(self.connection, self._remote_dir))
+        return upload_file(self.connection, source, resolve_folder(self.connection, self.remote_dir))
 
     def run_folder(self, name: str) -> str:
         """The board's folder of a training run, made if need be."""
-        path = f"{resolve_folder(self.connection, self._remote_dir)}/runs/{name}"
+        path = f"{self.runs_folder()}/{name}"
         result = self.connection.run(["mkdir", "-p", path])
         if not result.ok:
             raise FileError(f"{self.name}: {result.stderr.strip()}. Pass a --remote-dir that can be written.")
@@ -135,7 +194,7 @@ class DeployedBoard:
 
     def clean(self) -> None:
         """Remove everything of ours from the board."""
-        remove_all(self.connection, resolve_folder(self.connection, self._remote_dir))
+        remove_all(self.connection, resolve_folder(self.connection, self.remote_dir))
         self._deployment = None
 
     def close(self) -> None:
@@ -147,7 +206,7 @@ class DeployedBoard:
     def _current(self) -> str:
         if self._deployment is not None:
             return self._deployment.path(PROGRAM)
-        folder = resolve_folder(self.connection, self._remote_dir)
+        folder = resolve_folder(self.connection, self.remote_dir)
         if self.connection.read_link(f"{folder}/current") is None:
             raise UsageError(f"nothing is deployed on {self.name} in {folder}. Deploy a build first.")
         return f"{folder}/current/{PROGRAM}"

@@ -17,7 +17,7 @@ from pathlib import Path
 from cross.errors import FileError, LinkLostError, NoSpaceError
 from host_control.boards.bench import BenchSettings
 from host_control.boards.deployed import DeployedBoard
-from host_control.connection import ANSWER_S, SAVE_S, Lines, RunResult, tied_arguments
+from host_control.connection import ANSWER_S, READ_BYTES, SAVE_S, Lines, RunResult, tied_arguments
 
 _BLOCK_BYTES = 1 << 20
 _END_S = 5.0
@@ -96,6 +96,16 @@ class LocalConnection:
     def get(self, path: str, destination: Path) -> None:
         with _explained(path):
             shutil.copyfile(path, destination)
+
+    def read(self, path: str, offset: int = 0) -> bytes | None:
+        try:
+            with _explained(path), open(path, "rb") as reader:
+                reader.seek(offset)
+                return reader.read(READ_BYTES)
+        except FileError as error:
+            if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
+                return None
+            raise
 
     def home(self) -> str:
         return str(Path.home())

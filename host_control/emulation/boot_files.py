@@ -59,7 +59,7 @@ def _load_order(package: Path, version: str, wanted: Iterable[str]) -> list[Path
     """Module files in the order to load them, as modprobe would: it knows of weak dependencies too (ext4 needs a crc32c)."""
     shown = ""
     for name in wanted:
-        command = ["modprobe", "-d", package, "-S", version, "--show-depends", name]
+        command: list[str | Path] = ["modprobe", "-d", package, "-S", version, "--show-depends", name]
         # What is neither a module nor built in is another machine's bus.
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=TOOL_ENVIRONMENT)
         shown += done.stdout

@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cross.errors import INTERRUPTED, CompatibilityError, LinkLostError
 from host_control.boards import DeployedBoard
-from host_control.boards.bench import check_exit
+from host_control.boards.long_run import LongRun
 from host_control.data import PackedDataSet
 from host_control.learning.options import CHECKPOINT_EVERY_S, LearnOptions
 from host_control.learning.settings import Setting
-from host_control.training.board_run import event_of
 
 
 @dataclass(frozen=True)
 class LearnRun:
-    """`name`: of this `learn`'s folder on the board. `weights`: what to start from, None for seeded ones."""
+    """`name`: of this `learn` on the board, whose streams have names of their own behind it. `weights`: what to start from,
+    None for seeded ones. `record`: what the board keeps for whoever attaches."""
 
     board: DeployedBoard
     name: str
@@ -26,6 +25,7 @@ class LearnRun:
     data: PackedDataSet
     weights: Path | None
     goes_on: bool
+    record: Mapping[str, Any]
 
     def learn(
         self, setting: Setting, seed: int, order_seed: int, on_event: Callable[[Mapping[str, Any]], None]
@@ -34,32 +34,16 @@ class LearnRun:
 
         Raises what the program's exit code stands for; KeyboardInterrupt once Ctrl-C was saved.
         """
-        folder = f"{self.board.run_folder(self.name)}/{setting.name}-{seed}"
-        if not self.goes_on:
-            self.board.remove_folder(folder)
-        results: list[dict[str, Any]] = []
-
-        def on_line(line: str) -> None:
-            event = event_of(line)
-            if event is not None:
-                on_event(event)
-                if event["event"] == "result":
-                    results.append(event)
-
+        what = f"learning at batch size {setting.batch_size}"
         again = "The same command with the same --out goes on."
-        try:
-            outcome = self.board.follow_program(self._arguments(setting, seed, order_seed, folder), on_line)
-        except LinkLostError as error:
-            raise LinkLostError(f"{error} The program there ends and saves where it was. {again}") from error
-        if outcome.exit_code == INTERRUPTED:
-            raise KeyboardInterrupt(f"interrupted; {self.board.name} has saved where it was. {again}")
-        check_exit(outcome, f"learning at batch size {setting.batch_size} on {self.board.name}")
-        if not results:
-            raise CompatibilityError(
-                f"taste-train on {self.board.name} ended without a result: not this host's version. Deploy again."
-            )
-        self.board.remove_folder(folder)
-        return results[-1]
+        run = LongRun(self.board, f"{self.name}-{setting.name}-{seed}", what, again, on_event)
+        if self.goes_on and run.goes_on_by_itself():
+            result = run.finish(run.follow)
+        else:
+            words = lambda: self._arguments(setting, seed, order_seed, f"{run.folder}/checkpoint")  # noqa: E731
+            result = run.finish(run.begin(words, self.record, anew=not self.goes_on))
+        run.remove()
+        return result
 
     def _arguments(self, setting: Setting, seed: int, order_seed: int, folder: str) -> list[str]:
         assert self.data.test is not None

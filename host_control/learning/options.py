@@ -40,6 +40,7 @@ class LearnOptions:
     samples_per_class: int
     loss_classes: str
     momentum: float
+    grad_clip: float
     weight_decay: float
     augment: str
     threads: int | None
@@ -106,6 +107,9 @@ def add_learning_flags(parser: argparse.ArgumentParser) -> None:
         "--loss-classes", choices=("all", "seen"), default="all", help="of cil: classes in the loss (default: all)"
     )
     group.add_argument("--momentum", type=share, default=0.0, help="of sgd (default: 0)")
+    group.add_argument(
+        "--grad-clip", type=not_below_zero, default=1.0, metavar="NORM", help="longest gradient, 0 for any (default: 1)"
+    )
     group.add_argument("--weight-decay", type=not_below_zero, default=0.0, help="default: 0")
     group.add_argument("--augment", choices=AUGMENTATIONS, default="none", help="of every row (default: none)")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cross.errors import UnstableError, UsageError
+from cross.errors import UnstableError
 from host_control.console import Console, duration
 from host_control.preparation import Built, session_memory
 from host_control.run_folder import RUNS, RunFolder, default_folder
@@ -74,16 +74,6 @@ def _largest_that_fits(args: argparse.Namespace, board: DeployedBoard, built: Bu
     # Gradients that are added up over micro-batches come on top of the closed form.
     sums = 4 * int(built.manifest.get("trained_parameters") or 0)
     return sys.maxsize if budget is None else session_memory(board.info(), "train").largest(budget - sums)
-
-
-def known_batch_size(args: argparse.Namespace) -> Choice:
-    """For a dry run, which measures nothing: --batch-size; UsageError where that is auto."""
-    if isinstance(args.batch_size, int):
-        return Choice(args.batch_size, "flag")
-    raise UsageError(
-        "a dry run measures nothing, so --batch-size auto has no value yet. Give --batch-size N, such as the bs_opt of "
-        "`tune`."
-    )
 
 
 def _run_study(args: argparse.Namespace, board: DeployedBoard, built: Built, largest: int, console: Console) -> Choice:

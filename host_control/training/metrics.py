@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,17 @@ class Metrics:
     def add(self, event: Mapping[str, Any]) -> None:
         """Record one event of the board; what is no measurement is left out."""
         if event.get("event") == "resume":
-            self._drop_after(int(event["step"]))
+            self._drop_after(int(event["step"]), float(event.get("epoch") or math.inf))
             self._seconds_before = max((float(record.get("seconds") or 0) for record in self.records), default=0.0)
             self._begins = False
         elif event.get("event") == "step" and self._begins:
             # No checkpoint was there to go on from: what an earlier attempt recorded is done again from the start.
-            self._drop_after(0)
+            self._drop_after(0, 0.0)
             self._begins = False
+        elif event.get("event") == "step" and self.records and int(event["step"]) <= self._last_step():
+            # The board's events are heard from their start again.
+            self._drop_after(int(event["step"]) - 1, math.inf)
+            self._seconds_before = 0.0
         if event.get("event") not in _KEPT:
             return
         record = finite(dict(event))
@@ -53,12 +58,16 @@ class Metrics:
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
 
-    def _drop_after(self, step: int) -> None:
-        """Forget what comes after the checkpoint of `step`: records carry their step, evals the step before them."""
+    def _last_step(self) -> int:
+        return next((int(record["step"]) for record in reversed(self.records) if "step" in record), 0)
+
+    def _drop_after(self, step: int, epoch: float) -> None:
+        """Forget what comes after the checkpoint of `step`, and a test at its very `epoch`, which is done again: records carry
+        their step, evals the step before them."""
         kept, last = [], 0
         for record in self.records:
             last = int(record.get("step", last))
-            if last <= step:
+            if last <= step and not (record["event"] == "eval" and float(record["epoch"]) >= epoch):
                 kept.append(record)
         if len(kept) == len(self.records):
             return

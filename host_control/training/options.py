@@ -26,6 +26,7 @@ class TrainOptions:
     `epochs` may be a fraction, `steps` (0: epochs count) are optimizer steps; `warmup` is a share of all steps;
     `eval_every` counts epochs (0: only at the end); `grad_clip` 0 means none. `adabatch`: how the effective batch grows from
     `effective_batch`, and decides the learning rate in place of `schedule`; None where it stays.
+    `frequency` is in kHz (None: unchanged).
     """
 
     epochs: float
@@ -56,6 +57,7 @@ class TrainOptions:
     threads: int | None
     cores: tuple[int, ...] | None
     memory: int | None
+    frequency: int | None = None
 
     def arguments(self) -> list[str]:
         """Flags of `taste-train train`."""
@@ -183,6 +185,7 @@ def resolve_options(args: argparse.Namespace, model: Model, samples: int, batch_
         threads=args.threads,
         cores=args.cores,
         memory=args.memory,
+        frequency=getattr(args, "frequency", None),
     )
 
 

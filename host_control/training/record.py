@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import os
 import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from cross.errors import CompatibilityError, CorruptInputError, UsageError
 from cross.graph import Model
 from cross.zoo import ZOO
 from host_control.data import PackedDataSet
-from host_control.run_folder import RUNS, RunFolder, default_folder, find_resumable, read_json
+from host_control.run_folder import RUNS, RunFolder, default_folder, find_resumable, now_utc, read_json
 
 OPTIONS, TRAIN_RECORD, RESULT, WEIGHTS = "options.json", "train.json", "result.json", "weights.safetensors"
 
@@ -147,10 +148,23 @@ def describe_data(data: PackedDataSet) -> dict[str, Any]:
     }
 
 
+def board_record(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """What the board keeps of a run for whoever attaches: the command, where it was given, and the run's folder there."""
+    return {
+        "verb": args.verb,
+        "command": list(args.command),
+        "directory": os.getcwd(),
+        "host": platform.node(),
+        "out": os.path.abspath(folder),
+        "begun": now_utc(),
+    }
+
+
 def name_on_board(folder: Path) -> str:
-    """Of the run's folder there: the same for the same folder of the same host."""
+    """Of the run's folder there: the same for the same folder of the same host, of letters that can be typed."""
     place = f"{platform.node()}:{os.path.abspath(folder)}"
-    return f"{folder.name}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(os.path.abspath(folder)).name).lstrip("-.")[:80]
+    return f"{plain or 'run'}-{hashlib.sha256(os.fsencode(place)).hexdigest()[:8]}"
 
 
 def read_run(folder: Path) -> Run:

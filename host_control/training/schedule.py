@@ -128,36 +128,40 @@ class Schedule:
             found[-1] |= {"last": row["epoch"], "updates": found[-1]["updates"] + row["updates"]}
         return found
 
-    def sentences(self) -> list[str]:
-        """The schedule for people."""
+    def sentences(self, micro: bool = True) -> list[str]:
+        """The schedule for people; `micro`: with the micro-batches, where their size is known."""
         o = self.options
-        lines = self._growth() if o.adabatch else self._fixed()
+        lines = self._growth(micro) if o.adabatch else self._fixed(micro)
         warm = f", warm-up over {self.warmup_updates} updates" if self.warmup_updates else ""
         clip = f", gradients clipped at {o.grad_clip:g}" if o.grad_clip else ""
         momentum = f" momentum {o.momentum:g}" if o.optimizer == "sgd" else ""
         lines.append(f"{o.optimizer}{momentum}, weight decay {o.weight_decay:g}; lr {o.lr:g} {o.schedule}{warm}{clip}")
         return lines
 
-    def _fixed(self) -> list[str]:
+    def _fixed(self, micro: bool) -> list[str]:
+        def cut(rows: int) -> str:
+            return f"{rows} = {_counted(self.micro_batches(rows))}" if micro else str(rows)
+
         size = self.options.effective_batch
         last = self.samples % size
         return [
             f"{self.samples} samples, {self.epochs:g} epochs of {self.updates_per_epoch} updates: {self.updates} updates",
-            f"effective batch {size} = {_counted(self.micro_batches(size))}"
-            + (f"; the last one of an epoch {last} = {_counted(self.micro_batches(last))}" if last else ""),
+            f"effective batch {cut(size)}" + (f"; the last one of an epoch {cut(last)}" if last else ""),
         ]
 
-    def _growth(self) -> list[str]:
+    def _growth(self, micro: bool) -> list[str]:
         o, plan = self.options, self.options.adabatch
         assert plan is not None
         often = "every epoch" if plan.interval == 1 else f"every {plan.interval} epochs"
-        grows = f"effective batch {plan.start}"
+        grows, falls = f"effective batch {plan.start}", f"lr times {plan.lr_decay:g} {often}"
         if plan.start < plan.cap:
+            falls += ", and times what the effective batch grows by"
             grows += f", times {plan.factor:g} {often}, up to {plan.cap}"
+        if micro:
+            grows += f"; micro-batches of up to {o.batch_size}"
         return [
             f"{self.samples} samples, {self.epochs:g} epochs: {self.updates} updates",
-            f"{grows}; micro-batches of up to {o.batch_size}; lr times {plan.lr_decay:g} {often}, and "
-            "times what the effective batch grows by",
+            f"{grows}; {falls}",
         ]
 
 

@@ -54,6 +54,8 @@ class TrainView:
         elif kind == "resume":
             self._goes_on = False
             self._console.line(f"goes on after update {event.get('step')}, epoch {float(event.get('epoch') or 0):.2f}")
+        elif kind == "link":
+            self._console.line(str(event.get("message")))
         elif kind == "warning":
             self._console.line(f"warning: {event.get('message')}")
 

@@ -16,7 +16,7 @@ from host_control.run_folder import RunFolder, default_folder
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_built_flags(parser)
     add_board_flags(parser)
-    add_running_flags(parser)
+    add_running_flags(parser, frequency=True)
     parser.add_argument("--batch-size", type=positive, required=True, help="samples a step")
     parser.add_argument("--inference", action="store_true", help="measure the forward program instead of a train step")
 
@@ -24,12 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Build and send where needed, then one measurement."""
     from host_control.boards import DeployedBoard
+    from host_control.boards.runs import refuse_where_busy
 
     console = Console(args.json)
-    point = OperatingPoint(args.batch_size, "eval" if args.inference else "train", args.threads, args.cores)
+    program = "eval" if args.inference else "train"
+    point = OperatingPoint(args.batch_size, program, args.threads, args.cores, args.frequency)
     out: Path = args.out or default_folder(args.model or "build", args.board)
-    with RunFolder(out) as folder, opened_board(args) as board:
+    with RunFolder(out) as folder, opened_board(args, folder.path) as board:
         if isinstance(board, DeployedBoard):
+            refuse_where_busy(board, folder.path)
             send(board, built_for(args, board, out / "build", console), console)
         counters = measure(board, point, console)
         fields = asdict(counters) | {"board": board.name, "program": point.program}

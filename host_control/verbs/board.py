@@ -104,10 +104,12 @@ def _down(args: argparse.Namespace, console: Console) -> int:
 
 def _clean(args: argparse.Namespace, console: Console) -> int:
     from host_control.boards import DeployedBoard
+    from host_control.boards.runs import refuse_where_busy
 
     with opened_board(args) as board:
         if not isinstance(board, DeployedBoard):
             raise UsageError(f"{args.board} is a table, not a board: there is nothing to remove.")
+        refuse_where_busy(board, None)
         board.clean()
         console.line(f"{board.name}: everything of ours is removed")
         console.result("board", {"action": "clean", "board": board.name})

@@ -72,6 +72,8 @@ def _write(
     target: Path = args.onnx or args.safetensors
     if target.is_dir():
         raise UsageError(f"{target} is a folder. Name a file to write.")
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{target} is there and not a regular file. Name another.")
     if args.onnx is not None:
         from cross.export_model import export_model
 

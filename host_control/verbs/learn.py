@@ -33,7 +33,7 @@ from host_control.run_folder import RunFolder, default_folder
 from host_control.search.space import DEFAULT_MAX_BATCH_SIZE, make_space, memory_budget
 from host_control.training.batch_size import choose_batch_size
 from host_control.training.data import check_shape, first_samples, packed_data
-from host_control.training.record import describe_data, name_on_board
+from host_control.training.record import board_record, describe_data, name_on_board
 
 if TYPE_CHECKING:
     from host_control.boards import DeployedBoard
@@ -61,13 +61,13 @@ def run(args: argparse.Namespace) -> int:
     options = resolve_options(args, data.classes, data.domains)
     with RunFolder(args.out or default_folder(args.model, args.board)) as folder:
         goes_on = _check_goes_on(folder, _identity(args, data))
-        with opened_board(args) as board:
+        with opened_board(args, folder.path) as board:
             return _Learning(args, console, folder, deployed(board), data, options, goes_on).run()
 
 
 def _identity(args: argparse.Namespace, data: PackedDataSet) -> dict[str, Any]:
     """What makes two commands the same `learn`."""
-    left_out = ("out", "json", "debug", "run", "verb", "threads", "cores", "remote_dir", "accept_new")
+    left_out = ("command", "out", "json", "debug", "run", "verb", "threads", "cores", "remote_dir", "accept_new")
     flags = {name: value for name, value in vars(args).items() if name not in left_out and not callable(value)}
     plain = {
         name: str(v) if isinstance(v, Path) else list(v) if isinstance(v, tuple) else v for name, v in flags.items()
@@ -104,7 +104,10 @@ class _Learning:
     goes_on: bool
 
     def run(self) -> int:
+        from host_control.boards.runs import refuse_where_busy
+
         args, console = self.args, self.console
+        refuse_where_busy(self.board, self.folder.path)
         facts = None if args.target is not None else self.board.facts()
         samples = first_samples(self.data, 32)
         outputs = args.max_classes or len(self.data.classes)
@@ -142,9 +145,8 @@ class _Learning:
 
         seeded = self.args.model in ZOO and self.args.weights is None
         weights = None if seeded else built.folder / "weights.safetensors"
-        run = LearnRun(
-            self.board, name_on_board(self.folder.path), self.options, self.data, weights, goes_on=self.goes_on
-        )
+        record, name = board_record(self.args, self.folder.path), name_on_board(self.folder.path)
+        run = LearnRun(self.board, name, self.options, self.data, weights, self.goes_on, record)
         seeds = tuple(self.args.seed + i for i in range(self.args.seeds))
         runs = {
             f"{setting.name} {setting.batch_size} {seed}": partial(
@@ -164,7 +166,9 @@ class _Learning:
 
         def on_event(event: Mapping[str, Any]) -> None:
             fields = {name: value for name, value in event.items() if name != "event"}
-            if event["event"] in ("task", "step", "eval", "checkpoint", "resume"):
+            if event["event"] == "link":
+                self.console.line(event["message"])
+            if event["event"] in ("task", "step", "eval", "checkpoint", "resume", "link"):
                 self.console.event(event["event"], setting=setting.name, seed=seed, **fields)
             if event["event"] == "eval":
                 accuracies = " ".join(f"{value:.0%}" for value in event["accuracy"])

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cross.errors import DataError, NonFiniteLossError, UsageError
 from cross.zoo import ZOO
 from host_control.comparison import run_each
-from host_control.console import Console, mib, rate
+from host_control.console import Console, mib
 from host_control.flags import add_board_flags, add_data_flags, add_model_flags, add_running_flags, positive
 from host_control.preparation import (
     Built,
@@ -24,7 +25,7 @@ from host_control.preparation import (
     session_memory,
 )
 from host_control.run_folder import RunFolder
-from host_control.training.batch_size import Choice, choose_batch_size, known_batch_size
+from host_control.training.batch_size import Choice, choose_batch_size
 from host_control.training.compare import (
     COMPARISON_PICTURE,
     COMPARISON_TABLE,
@@ -42,6 +43,7 @@ from host_control.training.compare import (
     write_table,
 )
 from host_control.training.data import packed_data
+from host_control.training.finish import Finish
 from host_control.training.metrics import RECORD, read_records
 from host_control.training.model import model_for
 from host_control.training.options import (
@@ -55,6 +57,7 @@ from host_control.training.record import (
     OPTIONS,
     RESULT,
     TRAIN_RECORD,
+    board_record,
     check_goes_on,
     check_unchanged,
     choose_folder,
@@ -69,6 +72,9 @@ if TYPE_CHECKING:
     from cross.graph import Model
     from host_control.boards import DeployedBoard
     from host_control.data import PackedDataSet
+    from host_control.training.board_run import Steering
+
+    Steer = Callable[[DeployedBoard, TrainOptions, int], Steering]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data_flags(parser, required=True)
     add_training_flags(parser)
     add_board_flags(parser)
-    add_running_flags(parser, measuring=False)
+    add_running_flags(parser, measuring=False, frequency=True)
     parser.add_argument(
         "--resume", action="store_true", help="go on with the run in --out, or the newest unfinished one"
     )
@@ -88,8 +94,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print batches, updates and learning rates, and end")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Pack, build, choose the batch size, send, train, fetch; interrupted, it goes on from the board's checkpoint."""
+def run(args: argparse.Namespace, steer: Steer | None = None) -> int:
+    """Pack, build, choose the batch size, send, train, fetch; interrupted, it goes on from the board's checkpoint.
+
+    `steer` makes what moves the run to other operating points, of the board, the options and the least rows of a step.
+    """
     console = Console(args.json)
     if args.compare:
         args = argparse.Namespace(**vars(args) | {"batch_schedule": GROWING})
@@ -110,31 +119,34 @@ def run(args: argparse.Namespace) -> int:
             raise DataError(f"{data.source} has nothing to test on. Give a --val-split above 0.")
         for name in args.compare or ():
             setting_options(name, options, data.train.samples)
-        with opened_board(args) as board:
-            training = _Training(args, console, folder, deployed(board), data, model)
+        with opened_board(args, folder.path) as board:
+            training = _Training(args, console, folder, deployed(board), data, model, steer=steer)
             return training.compare(before) if args.compare else training.run(before)
 
 
 def _dry_run(args: argparse.Namespace, console: Console) -> int:
     data = packed_data(args, console)
     model = model_for(args, data, console)
-    options = resolve_options(args, model, data.train.samples, known_batch_size(args).batch_size)
+    samples, known = data.train.samples, isinstance(args.batch_size, int)
+    options = resolve_options(args, model, samples, args.batch_size if known else samples)
     why = default_recipe_of(args, model, options.effective_batch).why
     found = []
     for name in args.compare or (None,):
-        own = setting_options(name, options, data.train.samples) if name else options
-        schedule = Schedule(own, data.train.samples, minimum_rows(model))
+        own = setting_options(name, options, samples) if name else options
+        schedule = Schedule(own, samples, minimum_rows(model))
         if name:
             console.line(f"{name}:")
-        _print_schedule(console, schedule, why)
-        _print_rows(console, schedule.rows())
-        found.append({"schedule": schedule.rows(), "updates": schedule.updates} | ({"name": name} if name else {}))
+        _print_schedule(console, schedule, why, micro=known)
+        # A dry run measures nothing: a batch size that a study finds has no value yet.
+        rows = [row if known else row | {"batch_size": None} for row in schedule.rows()]
+        _print_rows(console, rows)
+        found.append({"schedule": rows, "updates": schedule.updates} | ({"name": name} if name else {}))
     console.result("train", {"dry_run": True, **({"settings": found} if args.compare else found[0])})
     return 0
 
 
-def _print_schedule(console: Console, schedule: Schedule, why: str) -> None:
-    for line in schedule.sentences():
+def _print_schedule(console: Console, schedule: Schedule, why: str, micro: bool = True) -> None:
+    for line in schedule.sentences(micro):
         console.line(line)
     console.line(f"defaults are those of {why}; every one has a flag (docs/train.md)")
 
@@ -146,7 +158,7 @@ def _print_rows(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
         [
             [
                 f"{row['epoch']}-{row['last']}" if row.get("last", row["epoch"]) > row["epoch"] else str(row["epoch"]),
-                *(str(row[name]) for name in names),
+                *("auto" if row[name] is None else str(row[name]) for name in names),
                 f"{row['lr']:.4g}",
             ]
             for row in rows
@@ -165,13 +177,16 @@ class _Training:
     data: PackedDataSet
     model: Model
     tags: Mapping[str, Any] = field(default_factory=dict)  # of a run that is compared: setting and seed
+    steer: Steer | None = None
 
     def run(self, before: dict[str, Any] | None) -> int:
         """`before`: options.json of the run that goes on."""
+        if before is not None and self.steer is None and (finish := self._finish(before)).goes_on_by_itself():
+            finish.say(finish.collect())
+            return 0
         built, choice, options = self._prepare(before)
         fields = self._one(options, choice, built, before)
-        self._say(fields)
-        self.console.result("train", fields | {"out": str(self.folder.path)})
+        self._finish({}).say(fields)
         return 0
 
     def compare(self, before: dict[str, Any] | None) -> int:
@@ -195,7 +210,10 @@ class _Training:
 
     def _prepare(self, before: dict[str, Any] | None) -> tuple[Built, Choice, TrainOptions]:
         """Build, send, and choose the batch size."""
+        from host_control.boards.runs import refuse_where_busy
+
         args, console = self.args, self.console
+        refuse_where_busy(self.board, self.folder.path)
         facts = None if args.target is not None else self.board.facts()
         target = choose_target(args.target, args.board, facts)
         built, _ = build_imported(self.model, args, target, self.folder.path / "build", console)
@@ -213,14 +231,27 @@ class _Training:
         self, options: TrainOptions, choice: Choice, built: Built, before: dict[str, Any] | None
     ) -> dict[str, Any]:
         """From the plan to the result that is left in the folder."""
-        schedule = Schedule(options, self.data.train.samples, built.minimum_batch)
-        self._announce(schedule, built)
-        self._write_options(options, choice, built)
-        result = self._train(options, schedule, built, goes_on=before is not None)
-        fields = self._fields(result, options)
-        self.folder.write_json(RESULT, {"verb": "train", **fields})
-        self.folder.write_json(TRAIN_RECORD, run_identity(self.args) | {"complete": True})
-        return fields
+        if before is not None and self.steer is None and (finish := self._finish(before)).goes_on_by_itself():
+            return finish.collect()
+        self._announce(Schedule(options, self.data.train.samples, built.minimum_batch), built)
+        held = self._write_options(options, choice, built)
+        seeded = self.args.model in ZOO and self.args.weights is None
+        weights = None if seeded else built.folder / "weights.safetensors"
+        # A run of a comparison is finished by the comparison's own command; any other one by its options.
+        record = board_record(self.args, self._command_out) | ({} if self.tags else {"options": held})
+        goes_on = before is not None
+        steering = self.steer(self.board, options, built.minimum_batch) if self.steer is not None else None
+        return replace(self._finish(held), steering=steering).run(
+            lambda run: run.begin(options, self.data, weights, record, goes_on=goes_on), goes_on
+        )
+
+    @property
+    def _command_out(self) -> Path:
+        """The --out of the command that goes on with this run."""
+        return self.folder.path.parent if self.tags else self.folder.path
+
+    def _finish(self, held: Mapping[str, Any]) -> Finish:
+        return Finish(self.console, self.folder, self.board, held, tags=self.tags, command_out=self._command_out)
 
     def _compared(self, name: str, options: TrainOptions, choice: Choice, built: Built) -> dict[str, Any]:
         """One run of a comparison, as `train` alone would do it; it goes on where it was interrupted."""
@@ -238,6 +269,7 @@ class _Training:
                 fields = one._one(options, choice, built, before)
             except NonFiniteLossError as error:
                 self.console.line(f"diverged: {error}")
+                self.board.remove_folder(self.board.run_folder(name_on_board(path)))
                 return DIVERGED
             return finished_run(fields, read_records(path / RECORD))
 
@@ -283,9 +315,10 @@ class _Training:
         if options.adabatch is not None:
             _print_rows(self.console, schedule.interval_rows())
         self.console.line(f"memory: {mib(planned)} planned, {mib(free)} free on {self.board.name}")
-        if options.batch_size < 8 and any(node.op == "batch_norm" for node in self.model.nodes):
+        smallest = min(options.batch_size, options.effective_batch)
+        if smallest < 8 and any(node.op == "batch_norm" for node in self.model.nodes):
             self.console.line(
-                f"batch norms see {options.batch_size} samples at a time, which is noisy: --batch-size 8 or more, or "
+                f"batch norms see {smallest} samples at a time, which is noisy: --batch-size 8 or more, or "
                 "--bn-policy frozen, if training is unsteady"
             )
         self.console.event(
@@ -303,74 +336,20 @@ class _Training:
             free_bytes=free,
         )
 
-    def _write_options(self, options: TrainOptions, choice: Choice, built: Built) -> None:
+    def _write_options(self, options: TrainOptions, choice: Choice, built: Built) -> dict[str, Any]:
         from host_control.study_report import environment
 
         names = ("model", "target", "build_id", "version")
-        self.folder.write_json(
-            OPTIONS,
-            {
-                "flags": run_identity(self.args),
-                "options": options.record(),
-                "batch_size_from": choice.source,
-                "model": describe_model(self.args, self.model),
-                "data": describe_data(self.data),
-                "board": self.board.name,
-                "build": {name: built.manifest.get(name) for name in names} | {"sha256": built.sha256},
-            },
-        )
+        held = {
+            "flags": run_identity(self.args),
+            "options": options.record(),
+            "batch_size_from": choice.source,
+            "model": describe_model(self.args, self.model),
+            "data": describe_data(self.data),
+            "board": self.board.name,
+            "build": {name: built.manifest.get(name) for name in names} | {"sha256": built.sha256},
+        }
+        self.folder.write_json(OPTIONS, held)
         facts = asdict(self.board.facts())
         self.folder.write_json("environment.json", environment(sys.argv, facts, board_name=self.board.name))
-
-    def _train(self, options: TrainOptions, schedule: Schedule, built: Built, goes_on: bool) -> dict[str, Any]:
-        from host_control.training.board_run import BoardRun
-        from host_control.training.curves import plot_curves
-        from host_control.training.metrics import Metrics
-        from host_control.training.view import TrainView
-
-        seeded = self.args.model in ZOO and self.args.weights is None
-        weights = None if seeded else built.folder / "weights.safetensors"
-        out = self.folder.path.parent if self.tags else None
-        run = BoardRun(self.board, name_on_board(self.folder.path), options, self.data, weights, goes_on, out)
-        metrics = Metrics(self.folder.path)
-        try:
-            with self.console.live() as region:
-                view = TrainView(self.console, region, schedule, self.board.facts().emulated, goes_on, self.tags)
-
-                def on_event(event: Mapping[str, Any]) -> None:
-                    metrics.add(event)
-                    view.show(event)
-
-                return run.train(self.folder.path, on_event)
-        finally:
-            metrics.close()
-            if metrics.records:
-                plot_curves(
-                    self.folder.path / "curves.png", metrics.records, f"{self.model.name} on {self.data.source}"
-                )
-
-    def _fields(self, result: Mapping[str, Any], options: TrainOptions) -> dict[str, Any]:
-        names = ("test_accuracy", "test_loss", "loss", "accuracy", "epochs", "steps", "samples_per_s", "sha256")
-        return {name: result.get(name) for name in names} | {
-            "batch_size": options.batch_size,
-            "effective_batch": options.effective_batch,
-            "model": self.model.name,
-            "data": self.data.source,
-            "classes": len(self.data.classes),
-            "board": self.board.name,
-            "emulated": self.board.facts().emulated,
-            "seed": options.seed,
-        }
-
-    def _say(self, fields: Mapping[str, Any]) -> None:
-        folder, speed = self.folder.path, fields["samples_per_s"]
-        if fields["test_accuracy"] is not None:
-            self.console.line(f"test accuracy {fields['test_accuracy']:.2%}, loss {fields['test_loss']:.4f}")
-        elif fields["loss"] is not None:
-            self.console.line(f"training loss {fields['loss']:.4f}; there was nothing to test on")
-        if speed:
-            self.console.line(f"{rate(speed)}{' emulated' if fields['emulated'] else ''} samples/s")
-        self.console.line(
-            f"{folder}: weights.safetensors, result.json, metrics.jsonl, metrics.csv, curves.png, options.json"
-        )
-        self.console.line(f"next: export --run {folder} --onnx trained.onnx, or predict --run {folder} IMAGE")
+        return held

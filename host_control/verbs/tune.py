@@ -14,6 +14,10 @@ from host_control.run_folder import RUNS, RunFolder, default_folder, find_resuma
 from host_control.search.space import DEFAULT_MAX_BATCH_SIZE
 from host_control.search.strategies import DEFAULT, NAMES
 from host_control.study_run import DEFAULT_TIME_BUDGET_S, STUDY_RECORD, StudyRun, study_identity
+from host_control.verbs.power import add_power_flags
+
+OBJECTIVES = ("throughput", "energy", "time-to-accuracy")
+JOINT_BUDGET = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +39,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="stop measuring after this long, such as 90s or 20m (default: 20m)",
     )
+    group.add_argument(
+        "--objective",
+        choices=OBJECTIVES,
+        default=OBJECTIVES[0],
+        help="samples/s, joules a sample, or time to an accuracy by --relation (default: throughput)",
+    )
+    group.add_argument("--joint", action="store_true", help="search threads, cores and frequency too (docs/power.md)")
+    group.add_argument(
+        "--budget",
+        type=positive,
+        default=JOINT_BUDGET,
+        metavar="N",
+        help=f"settings that a joint search measures ({JOINT_BUDGET})",
+    )
+    group.add_argument(
+        "--relation", type=Path, action="append", default=[], metavar="DIR", help="what `power proxy` left"
+    )
+    add_power_flags(parser)
     group.add_argument("--inference", action="store_true", help="search the forward program instead of the train step")
     which = group.add_mutually_exclusive_group()
     which.add_argument(
@@ -47,6 +69,12 @@ def run(args: argparse.Namespace) -> int:
     """Build and send where needed, search, report. An unfinished study of the same flags and the same build goes on."""
     from host_control.study import OtherStudyError
 
+    if args.joint or args.objective != OBJECTIVES[0]:
+        from host_control.power import joint_run
+
+        return joint_run.run(args, Console(args.json))
+    # The sensors are not read where nothing depends on them.
+    args.power_every = None
     console, identity = Console(args.json), study_identity(args)
     name = args.model or (args.build.name if args.build else args.board)
     unfinished = None if args.new or args.out is not None else find_resumable(identity)
@@ -64,10 +92,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_in(path: Path, args: argparse.Namespace, identity: dict[str, Any], console: Console) -> int:
     from host_control.boards import DeployedBoard
+    from host_control.boards.runs import refuse_where_busy
 
-    with RunFolder(path) as folder, opened_board(args) as board:
+    with RunFolder(path) as folder, opened_board(args, folder.path) as board:
         built = None
         if isinstance(board, DeployedBoard):
+            refuse_where_busy(board, folder.path)
             built = built_for(args, board, folder.path / "build", console)
             send(board, built, console)
         report = StudyRun(args, folder, board, built, console).search()

@@ -49,6 +49,7 @@ typedef enum taste_status {
     TASTE_STATUS_CORRUPT = 14,      /* a damaged file */
     TASTE_STATUS_NON_FINITE = 15,   /* the loss or a gradient is NaN or Inf */
     TASTE_STATUS_BUSY = 16,         /* the folder of the run is in use */
+    TASTE_STATUS_UNSTABLE = 18,     /* the board does not hold what was set */
     TASTE_STATUS_BAD_DATA = 23,     /* a data set that does not give what is asked of it */
     TASTE_STATUS_INTERRUPTED = 130
 } taste_status;

@@ -1,7 +1,10 @@
 /* taste-train info: what this build is, and its memory as a closed form. */
 #include "error.h"
+#include "clock.h"
 #include "footprint.h"
+#include "frequency.h"
 #include "json.h"
+#include "sensors.h"
 #include "taint.h"
 #include "trainer.h"
 #include "verbs.h"
@@ -59,6 +62,29 @@ static taste_status list_programs(const options *options, const taste_model *mod
     return TASTE_STATUS_OK;
 }
 
+/* What the frequency and the power of this board can be set to and read from. */
+static void list_power(const char *root) {
+    static frequency_policy policies[FREQUENCY_POLICIES];
+    static sensors found;
+    sensors_find(root, &found);
+    json_text("power_source", found.source[0] != 0 ? found.source : NULL);
+    json_open("policies", '[');
+    uint32_t count = frequency_policies(root, policies);
+    for (uint32_t p = 0; p < count; p++) {
+        json_open(NULL, '{');
+        json_count("policy", policies[p].number);
+        json_text("cores", policies[p].cores);
+        json_text("governor", policies[p].governor);
+        json_count("current_khz", policies[p].current);
+        json_open("frequencies_khz", '[');
+        for (uint32_t i = 0; i < policies[p].count; i++) json_element_count((int64_t)policies[p].steps[i]);
+        json_close(']');
+        json_close('}');
+    }
+    json_close(']');
+    json_count("t_ns", taste_now_ns());
+}
+
 /* With a batch size: what a run of it will take. */
 static taste_status plan_one(const options *options, const taste_model *model, taste_error *error) {
     const char *name = options->program != NULL ? options->program : "train";
@@ -98,6 +124,7 @@ taste_status verb_info(const options *options, taste_error *error) {
     list_names(model, &facts);
     taste_status status = list_programs(options, model, &facts, error);
     if (status == TASTE_STATUS_OK) status = plan_one(options, model, error);
+    list_power(options->system_root);
     json_flag("emulated", taint_is_emulated(options->system_root));
     json_end();
     return status;

@@ -24,12 +24,17 @@ static taste_status failed(taste_error *error, const char *what, const char *pat
 }
 
 taste_status io_create(io_writer *writer, const char *path, taste_error *error) {
+    struct stat facts;
     writer->file = -1;
     int named = snprintf(writer->path, sizeof writer->path, "%s", path);
     int temporary = snprintf(writer->temporary, sizeof writer->temporary, "%s.%ld.part", path, (long)getpid());
     if (named >= (int)sizeof writer->path || temporary >= (int)sizeof writer->temporary) {
         return taste_fail(error, TASTE_STATUS_USAGE, "a path of %zu characters is too long. Use a shorter one.",
                           strlen(path));
+    }
+    /* A device or a link to one would be replaced by the rename. */
+    if (stat(path, &facts) == 0 && !S_ISREG(facts.st_mode)) {
+        return taste_fail(error, TASTE_STATUS_IO, "%.160s is there and not a regular file. Name another.", path);
     }
     /* A dead process may have had our number (in a container it is always the same). */
     (void)io->unlink(writer->temporary);
@@ -42,6 +47,13 @@ void io_discard(io_writer *writer) {
     (void)io->close(writer->file);
     (void)io->unlink(writer->temporary);
     writer->file = -1;
+}
+
+taste_status io_try(const char *path, taste_error *error) {
+    io_writer writer;
+    taste_status status = io_create(&writer, path, error);
+    io_discard(&writer);
+    return status;
 }
 
 taste_status io_append(io_writer *writer, const void *bytes, size_t count, taste_error *error) {

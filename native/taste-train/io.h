@@ -31,6 +31,9 @@ typedef struct io_writer {
 taste_status io_create(io_writer *writer, const char *path, taste_error *error);
 taste_status io_append(io_writer *writer, const void *bytes, size_t count, taste_error *error);
 
+/* Whether io_create would do; nothing is left behind. */
+taste_status io_try(const char *path, taste_error *error);
+
 /* fsync, rename, fsync of the folder. After a failure of any of the three functions nothing is left behind. */
 taste_status io_commit(io_writer *writer, taste_error *error);
 void io_discard(io_writer *writer);

@@ -9,6 +9,7 @@
 
 static int first; /* nothing stands yet in the innermost object or list */
 static int write_error;
+static int over; /* a result was written: it is the last line but for an error */
 
 static void separate(void) {
     if (!first) putchar(',');
@@ -37,7 +38,9 @@ static void put_key(const char *key) {
 }
 
 void json_begin(const char *event) {
+    flockfile(stdout); /* until json_end: the sensors' thread speaks too */
     errno = 0; /* a long line is written in parts: what json_end finds is the first failure's */
+    if (strcmp(event, "result") == 0) over = 1;
     putchar('{');
     first = 1;
     json_text("event", event);
@@ -103,6 +106,13 @@ void json_end(void) {
     putchar('}');
     putchar('\n');
     if ((fflush(stdout) != 0 || ferror(stdout)) && write_error == 0) write_error = errno;
+    funlockfile(stdout);
+}
+
+void json_beside(void (*say)(void *), void *context) {
+    flockfile(stdout);
+    if (!over) say(context);
+    funlockfile(stdout);
 }
 
 taste_status json_flush(taste_error *error) {

@@ -18,6 +18,9 @@ void json_element_real(double value); /* not finite: null */
 void json_element_count(int64_t value);
 void json_end(void);
 
+/* For a thread beside the verb: calls `say`, which may write events, unless the result is written already. */
+void json_beside(void (*say)(void *), void *context);
+
 /* Whether everything reached stdout. */
 taste_status json_flush(taste_error *error);
 

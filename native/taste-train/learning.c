@@ -9,6 +9,9 @@
 #include "json.h"
 #include "order.h"
 
+/* Before an evaluation: 0.9^30, so that 4 % of the statistics are those from before. */
+enum { SETTLE_PASSES = 30, SETTLE_ROWS = 40, SETTLE_TRIES = 1000 };
+
 static const double reference_batch = 20; /* that lr is given for */
 
 float learning_rate(const options *o) {
@@ -162,6 +165,7 @@ taste_status learning_open(const options *options, const trainer *t, const learn
     out->plan.replay.seed = out->seed;
     out->rate = learning_rate(options);
     out->minimum = model.minimum_batch;
+    out->has_statistics = model.state_bytes > 0;
     lay_out(out, train, test);
     if (!train->packed || train->tokens || !test->packed || train->y_elements != 1) {
         return taste_fail(error, TASTE_STATUS_USAGE, "learn takes packed images with one label each. Pack the data.");
@@ -178,7 +182,7 @@ taste_status learning_open(const options *options, const trainer *t, const learn
     out->whole.run_state = t->beside + plan->learned;
     out->whole.run_state_bytes = plan->state_bytes;
     taste_session_set_step(t->session, (uint32_t)out->seed, 0);
-    progress_start(&out->progress, options->report_rate, options->system_root);
+    progress_start(&out->progress, options);
     status = open_folder(out, error);
     return status;
 }
@@ -273,8 +277,42 @@ taste_status learning_step(learning *run, taste_error *error) {
     return status;
 }
 
+/* A slot of the buffer for row `i` of a pass: in the stream's place one of the task that was just trained. */
+static uint32_t slot_like_in_a_step(const learning *run, uint64_t *draw, uint32_t i) {
+    uint32_t stored = taste_replay_count(run->replay), slot = 0;
+    int from_stream = i % run->t->batch_size < run->plan.stream_rows && !run->tasks.by_domain;
+    for (int tries = 0; tries < SETTLE_TRIES; tries++) {
+        slot = (uint32_t)(taste_splitmix64((*draw)++) % stored);
+        if (!from_stream || run->tasks.of[taste_replay_label(run->replay, slot)] == run->at.epoch - 1) break;
+    }
+    return slot;
+}
+
+/* Batch norms' running statistics are left behind by weights that a large rate moves fast, and tell of a network that is no
+ * more. Forward passes over the buffer, mixed as steps are, bring them up to date; nothing is trained. Once a task: an
+ * interrupted evaluation that goes on finds the same statistics. */
+static taste_status settle_statistics(learning *run, taste_error *error) {
+    const trainer *t = run->t;
+    uint32_t rows = t->batch_size < SETTLE_ROWS ? t->batch_size : SETTLE_ROWS;
+    uint64_t draw = taste_generator_key(run->seed, "settle") + (run->at.epoch << 32);
+    if (run->learned->settled == run->at.epoch) return TASTE_STATUS_OK;
+    for (uint32_t pass = 0; run->has_statistics && run->replay != NULL && pass < SETTLE_PASSES; pass++) {
+        taste_step step;
+        for (uint32_t i = 0; i < rows; i++) {
+            uint32_t slot = slot_like_in_a_step(run, &draw, pass * rows + i);
+            put_row(run, i, taste_replay_sample(run->replay, slot), taste_replay_label(run->replay, slot));
+        }
+        taste_status status = taste_session_infer(t->session, t->parameters, t->program, rows, t->batches[0].x, &step);
+        if (status != TASTE_STATUS_OK) return trainer_failed(t, status, error);
+    }
+    run->learned->settled = run->at.epoch;
+    return TASTE_STATUS_OK;
+}
+
 taste_status learning_evaluate(learning *run, taste_error *error) {
     uint64_t last = run->at.epoch - 1;
+    taste_status settled = settle_statistics(run, error);
+    if (settled != TASTE_STATUS_OK) return settled;
     double *row = run->learned->accuracy + last * run->plan.tasks, sum = 0;
     for (uint64_t task = 0; task <= last; task++) {
         tally found;

@@ -11,6 +11,7 @@
 typedef struct learned {
     uint64_t samples;   /* rows trained on, replayed ones included */
     uint64_t evaluated; /* tasks: rows of `accuracy` that are there */
+    uint64_t settled;   /* the last task (from 1) whose running statistics were brought up to date */
     double seconds;     /* of the steps */
     double accuracy[];  /* [tasks][tasks]: after task t, on task k <= t */
 } learned;
@@ -42,6 +43,7 @@ typedef struct learning {
     uint64_t seed;
     float rate;
     uint32_t minimum; /* rows that a step needs */
+    int has_statistics;
     place at;         /* updates, task, samples of the task */
     int diverged;
     double loss;
@@ -68,7 +70,7 @@ const uint16_t *learning_groups(learning *run);
  * small for the model is only offered. NON_FINITE: diverged. */
 taste_status learning_step(learning *run, taste_error *error);
 
-/* Accuracy on every task so far, behind the last one trained. */
+/* Accuracy on every task so far, behind the last one trained, with running statistics of the present weights. */
 taste_status learning_evaluate(learning *run, taste_error *error);
 
 taste_status learning_save_checkpoint(learning *run, taste_error *error);

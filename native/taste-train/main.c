@@ -3,7 +3,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "detached.h"
+#include "frequency.h"
 #include "json.h"
+#include "sampler.h"
 #include "trainer.h"
 #include "verbs.h"
 
@@ -29,8 +32,33 @@ static taste_status run_verb(const options *options, taste_error *error) {
     case 'p': return verb_profile(options, error);
     case 't': return verb_train(options, error);
     case 'l': return verb_learn(options, error);
+    case 'm': return verb_monitor(options, error);
     default: return verb_eval(options, error);
     }
+}
+
+/* What a process that was killed left of its frequency is put right before anything else. */
+static void repair(const options *options) {
+    taste_error error = {{0}};
+    if (!frequency_repair(options->system_root, &error)) return;
+    json_begin("warning");
+    json_text("message", error.text[0] != 0 ? error.text : "a run was killed: the CPU's frequency is as it was before it");
+    json_end();
+}
+
+/* The verb at the frequency asked for, with the sensors beside it; the frequency is put back whatever happens. */
+static taste_status run_conditioned(const options *options, taste_error *error) {
+    static sampler sampler; /* holds a thread's mutex: does not move */
+    taste_error after = {{0}};
+    repair(options);
+    taste_status status = TASTE_STATUS_OK;
+    if (options->frequency > 0) status = frequency_set(options->system_root, options->frequency, error);
+    if (status == TASTE_STATUS_OK) status = sampler_start(&sampler, options, error);
+    if (status == TASTE_STATUS_OK) status = run_verb(options, error);
+    sampler_stop(&sampler);
+    taste_status restored = frequency_restore(&after);
+    if (status == TASTE_STATUS_OK && restored != TASTE_STATUS_OK) *error = after;
+    return status == TASTE_STATUS_OK ? restored : status;
 }
 
 static void report_error(taste_status status, const taste_error *error) {
@@ -46,7 +74,12 @@ int main(int argc, char **argv) {
     taste_error error = {{0}};
     handle_signals();
     taste_status status = options_parse(argc, argv, &options, &error);
-    if (status == TASTE_STATUS_OK) status = run_verb(&options, &error);
+    if (status == TASTE_STATUS_OK && options.run != NULL) {
+        int is_run, exit_code;
+        status = detached_start(options.run, options.foreground, &is_run, &exit_code, &error);
+        if (status == TASTE_STATUS_OK && !is_run) return exit_code;
+    }
+    if (status == TASTE_STATUS_OK) status = run_conditioned(&options, &error);
     if (status != TASTE_STATUS_OK) report_error(status, &error);
     taste_error output_error = {{0}};
     taste_status output = json_flush(&output_error);

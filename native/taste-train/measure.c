@@ -77,6 +77,7 @@ static void report_window(const measurement *m, uint32_t window, uint64_t steps)
     json_count("steps", steps);
     json_real("samples_per_s", m->samples_per_s[window % MEASURE_WINDOWS]);
     json_real("elapsed_s", m->elapsed_s);
+    json_count("t_ns", taste_now_ns());
     json_end();
 }
 

@@ -25,7 +25,7 @@ static const flag flags[] = {
     {"--program", "ibp", TEXT, AT(program), 0, NULL},
     {"--batch-size", "ibptel", COUNT, AT(batch_size), 1, NULL},
     {"--effective-batch", "it", COUNT, AT(effective_batch), 1, NULL},
-    {"--seconds", "bp", SECONDS, AT(seconds), 0, NULL},
+    {"--seconds", "bpm", SECONDS, AT(seconds), 0, NULL},
     {"--min-steps", "b", COUNT, AT(min_steps), 1, NULL},
     {"--warmup", "b", COUNT, AT(warmup), 0, NULL},
     {"--threads", "ibptel", COUNT, AT(threads), 1, NULL},
@@ -79,7 +79,12 @@ static const flag flags[] = {
     {"--passes", "l", COUNT, AT(learn.passes), 1, NULL},
     {"--samples-per-class", "l", COUNT, AT(learn.samples_per_class), 1, NULL},
     {"--loss-classes", "l", CHOICE, AT(learn.loss_classes), 0, "all|seen"},
-    {"--system-root", "ibptel", TEXT, AT(system_root), 0, NULL},
+    {"--run", "btl", TEXT, AT(run), 0, NULL},
+    {"--foreground", "btl", SWITCH, AT(foreground), 0, NULL},
+    {"--frequency", "bt", SEED, AT(frequency), 1, NULL},
+    {"--power-every", "btm", SECONDS, AT(power_every), 0.001, NULL},
+    {"--control", "t", TEXT, AT(control), 0, NULL},
+    {"--system-root", "ibptelm", TEXT, AT(system_root), 0, NULL},
 };
 
 /* A whole decimal number up to `highest`; 0: it is none. */
@@ -267,7 +272,7 @@ static taste_status check_optimizer(const options *o, taste_error *error) {
 /* Flags that only make sense together. */
 static taste_status check_together(const options *o, taste_error *error) {
     char verb = o->verb[0];
-    if (verb != 'i' && o->batch_size == 0)
+    if (verb != 'i' && verb != 'm' && o->batch_size == 0)
         return taste_fail(error, TASTE_STATUS_USAGE, "%s without a batch size. Give --batch-size N.", o->verb);
     if ((verb == 't' || verb == 'e' || verb == 'l') && o->samples == NULL) {
         return taste_fail(error, TASTE_STATUS_USAGE, "%s without samples. Give --samples FILE.", o->verb);
@@ -276,13 +281,16 @@ static taste_status check_together(const options *o, taste_error *error) {
         return taste_fail(error, TASTE_STATUS_USAGE, "%u threads on %u cores. Name as many cores as threads.",
                           o->threads, o->core_count);
     }
+    if (o->foreground && o->run == NULL) {
+        return taste_fail(error, TASTE_STATUS_USAGE, "--foreground without a run. Give --run DIR.");
+    }
     if (verb != 't' && verb != 'l') return TASTE_STATUS_OK;
     taste_status status = verb == 't' ? check_training(o, error) : check_learning(o, error);
     return status == TASTE_STATUS_OK ? check_optimizer(o, error) : status;
 }
 
 taste_status options_parse(int argc, char **argv, options *out, taste_error *error) {
-    static const char *const verbs[] = {"info", "bench", "profile", "train", "eval", "learn"};
+    static const char *const verbs[] = {"info", "bench", "profile", "train", "eval", "learn", "monitor"};
     *out = (options){.seconds = 2, .min_steps = 5, .warmup = 3, .system_root = "", .report_rate = 10};
     out->hyper = (taste_hyper){.beta1 = 0.9f, .beta2 = 0.999f, .epsilon = 1e-8f};
     out->checkpoint_seconds = 300;
@@ -293,7 +301,7 @@ taste_status options_parse(int argc, char **argv, options *out, taste_error *err
         if (strcmp(argv[1], verbs[i]) == 0) out->verb = verbs[i];
     }
     if (out->verb == NULL) {
-        return taste_fail(error, TASTE_STATUS_USAGE, "no verb '%.40s'. Use info, bench, profile, train, eval or learn.",
+        return taste_fail(error, TASTE_STATUS_USAGE, "no verb '%.40s'. Use info, bench, profile, train, eval, learn or monitor.",
                           argc > 1 ? argv[1] : "");
     }
     for (int i = 2; i < argc; i++) {

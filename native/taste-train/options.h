@@ -67,6 +67,11 @@ typedef struct options {
     int resume;
     uint64_t beside_bytes;  /* no flag: set by a verb that keeps more than its batches */
     struct learn_options learn;
+    const char *run; /* folder of a run that outlives who started it; NULL: an ordinary process */
+    int32_t foreground; /* of such a run: the process that is called waits for it */
+    uint64_t frequency;  /* kHz; 0: unchanged */
+    double power_every;  /* seconds between samples of the sensors; 0: none */
+    const char *control; /* file that moves the operating point between steps; NULL: none */
     double report_rate; /* step events a second, at most */
     const char *system_root; /* put before /proc and /sys: tests hand in a tree of their own */
 } options;

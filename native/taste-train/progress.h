@@ -4,6 +4,7 @@
 
 #include "batches.h"
 #include "evaluate.h"
+#include "options.h"
 
 /* Time and samples of the steps alone, and how many step events may still be written. */
 typedef struct progress {
@@ -13,6 +14,7 @@ typedef struct progress {
     uint64_t samples, step_ns;                   /* of the whole run */
     uint64_t samples_reported, step_ns_reported; /* up to the last event */
     const char *system_root;                     /* where the board's thermal zones are */
+    const char *folder; /* that holds the last step in progress.json; NULL: none */
 } progress;
 
 /* `labels`: how many there are in the step. */
@@ -26,7 +28,9 @@ typedef struct progress_step {
     int last_of_epoch;
 } progress_step;
 
-void progress_start(progress *p, double rate, const char *system_root);
+/* Rate and place of the options; the folder of a detached run (--run) gets progress.json, which is replaced with every step event:
+ * where the run stands. */
+void progress_start(progress *p, const options *options);
 void progress_step_done(progress *p, uint64_t samples, uint64_t elapsed_ns);
 void progress_report_step(progress *p, const progress_step *step);
 void progress_report_eval(const progress *p, double epoch, const tally *sum);

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "control.h"
 #include "error.h"
 #include "json.h"
 #include "memory.h"
@@ -56,7 +57,8 @@ static taste_status stop_early(training *run, taste_error *error) {
 static taste_status steps(training *run, taste_error *error) {
     while (run->at.step < run->schedule.steps) {
         if (trainer_interrupted) return stop_early(run, error);
-        taste_status status = training_step(run, error);
+        taste_status status = control_apply(run, error);
+        if (status == TASTE_STATUS_OK) status = training_step(run, error);
 #ifdef TASTE_PLANT_GO_ON /* a harness that does not notice this is worth nothing */
         if (status == TASTE_STATUS_NON_FINITE) run->at = run->ahead, status = TASTE_STATUS_OK;
 #endif
@@ -74,7 +76,7 @@ static void report(const training *run, const char *sha256_text) {
     json_text("verb", "train");
     json_real("epochs", training_epochs(run));
     json_count("steps", run->at.step);
-    json_count("batch_size", run->t->batch_size);
+    json_count("batch_size", run->batches.batch_size);
     json_count("effective_batch", run->batches.effective);
     json_real("loss", run->loss);
     json_real("first_loss", run->first_loss);
@@ -104,12 +106,23 @@ static taste_status run_to_the_end(training *run, taste_error *error) {
     return status;
 }
 
+/* A run that goes on at the end of an epoch may have been stopped before it was tested. To be called while nothing is read
+ * ahead: testing takes the buffer that is read into. */
+static taste_status evaluate_where_it_goes_on(training *run, taste_error *error) {
+    if (run->at.step == 0 || !is_time_to_evaluate(run)) return TASTE_STATUS_OK;
+    taste_pool_enter(run->t->pool);
+    taste_status status = evaluate_test(run, error);
+    taste_pool_leave(run->t->pool);
+    return status == TASTE_STATUS_INTERRUPTED ? TASTE_STATUS_OK : status;
+}
+
 static taste_status train(const options *options, const trainer *t, const samples *data, const samples *test,
                           taste_error *error) {
     static training run; /* holds a thread's mutex: does not move */
     taste_status status = training_init(options, t, data, test, &run, error);
     if (status != TASTE_STATUS_OK) return status;
     status = training_open_folder(&run, error);
+    if (status == TASTE_STATUS_OK) status = evaluate_where_it_goes_on(&run, error);
     if (status == TASTE_STATUS_OK) status = training_start_reader(&run, error);
     if (status == TASTE_STATUS_OK) {
         taste_pool_enter(t->pool);
@@ -125,6 +138,8 @@ taste_status verb_train(const options *options, taste_error *error) {
     trainer t;
     samples data = {.file.file = -1}, test = {.file.file = -1};
     taste_status status = trainer_open(options, "train", 1, &t, error);
+    /* A path that cannot be written to is said before hours of training, not after. */
+    if (status == TASTE_STATUS_OK && options->save != NULL) status = io_try(options->save, error);
     if (status == TASTE_STATUS_OK) status = samples_open(options->samples, &t, 1, &data, error);
     if (status == TASTE_STATUS_OK && options->test != NULL)
         status = samples_open(options->test, &t, 1, &test, error);

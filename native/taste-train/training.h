@@ -44,6 +44,10 @@ taste_status training_save_checkpoint(training *run, taste_error *error);
 /* The same if one is due. */
 taste_status training_save_if_due(training *run, taste_error *error);
 
+/* Micro-batches of at most `rows` from the next step on; the effective batch stays. To be called between two steps. USAGE, and nothing
+ * changed, where some micro-batch would be too small for the model. */
+taste_status training_set_batch_size(training *run, uint32_t rows, taste_error *error);
+
 /* One optimizer step from where the run stands. */
 taste_status training_step(training *run, taste_error *error);
 

@@ -17,7 +17,7 @@ from paramiko.sftp import SFTP_OK
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-STAGES = ("banner", "keys", "auth", "open", "exec", "read", "sftp", "write", "close")
+STAGES = ("banner", "keys", "auth", "open", "exec", "read", "sftp", "stat", "write", "close")
 _LONGEST_S = 60.0
 
 
@@ -47,7 +47,7 @@ class _Stalling(paramiko.ServerInterface):
         return True
 
     def check_channel_subsystem_request(self, channel: paramiko.Channel, name: str) -> bool:
-        if self._stage in ("write", "close"):
+        if self._stage in ("stat", "write", "close"):
             return super().check_channel_subsystem_request(channel, name)
         return True
 
@@ -75,6 +75,11 @@ class _StallingFiles(paramiko.SFTPServerInterface):
     def __init__(self, server: paramiko.ServerInterface, stage: str, over: threading.Event) -> None:
         super().__init__(server)
         self._stage, self._over = stage, over
+
+    def stat(self, path: str) -> paramiko.SFTPAttributes:
+        if self._stage == "stat":
+            self._over.wait(_LONGEST_S)
+        return paramiko.SFTPAttributes()
 
     def open(self, path: str, flags: int, attr: paramiko.SFTPAttributes) -> paramiko.SFTPHandle:
         return _StallingFile(self._stage, self._over)
@@ -163,6 +168,15 @@ class Relay:
 
     def freeze(self) -> None:
         self._limit = self._passed
+
+    def cut(self) -> None:
+        """Hang up, and hang up on whoever calls again, until `mend`."""
+        self.freeze()
+        self._frozen = False
+        self._hang_up()
+
+    def mend(self) -> None:
+        self._limit = None
 
     def _hang_up(self) -> None:
         for link in self._links:

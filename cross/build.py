@@ -57,6 +57,7 @@ class BuildOptions:
     lean: bool
     bn_policy: str
     symbols: bool
+    recomputation: str
 
 
 def cache_root() -> Path:
@@ -76,17 +77,18 @@ def build(
     lean: bool = False,
     bn_policy: str = "per-micro-batch",
     symbols: bool = False,
+    recomputation: str = "cheap",
     progress: Progress | None = None,
 ) -> BuildResult:
     """Build OUT/{taste-train, libtaste.so, weights.safetensors, manifest.json}; at once where OUT holds this very build.
 
     `trainable`: which parameters train (`cross.trainable`). `lean` chooses the kernels that take the least memory.
     `bn_policy`: 'per-micro-batch', or 'frozen' for batch norms that keep to their running statistics. `symbols`: taste-train
-    keeps its symbol table, for profilers.
+    keeps its symbol table, for profilers. `recomputation`: what backward makes again instead of keeping (`cross.recompute`).
     Errors: UsageError (2), UnsupportedModelError (20), MissingToolError (22), NoSpaceError (11), FileError (12).
     """
     started = time.monotonic()
-    options = BuildOptions(loss, trainable, seed, lean, bn_policy, symbols)
+    options = BuildOptions(loss, trainable, seed, lean, bn_policy, symbols, recomputation)
     key = _key(model, target, options)
     try:
         if not _is_built(out, key):
@@ -111,7 +113,13 @@ def build(
 
 
 def _lowered(model: Model, target: Target, options: BuildOptions) -> tuple[Kernels, MemoryPlan]:
-    graph = build_training_graph(model, options.loss, trainable=options.trainable, bn_policy=options.bn_policy)
+    graph = build_training_graph(
+        model,
+        options.loss,
+        trainable=options.trainable,
+        bn_policy=options.bn_policy,
+        recomputation=options.recomputation,
+    )
     kernels = lower(assign_storage(graph, target), target, options.lean)
     return kernels, plan_memory(kernels)
 

@@ -30,10 +30,10 @@ def fuse(program: ProgramGraph) -> ProgramGraph:
             continue
         current = next(n for n in nodes if n.outputs == candidate.outputs)
         readers = [n for n in nodes if current.outputs[0] in n.inputs]
-        merged = _merge_into_all(program, current, readers)
-        if merged is None:
+        results = _merge_into_all(program, current, readers)
+        if results is None:
             continue
-        swap = {id(old): new for old, new in zip(readers, merged, strict=True)}
+        swap = {id(old): new for old, new in zip(readers, results, strict=True)}
         nodes = [swap.get(id(n), n) for n in nodes if n is not current]
     return replace(program, nodes=tuple(nodes))
 
@@ -56,18 +56,18 @@ def _merge_into_all(program: ProgramGraph, node: Node, readers: list[Node]) -> l
         return None
     if any(domain_of(tensors, r) != domain for r in readers):
         return None
-    merged = [_merge(node, reader) for reader in readers]
-    if any(len(m.inputs) > MAXIMUM_INPUTS for m in merged):
+    results = [merged(node, reader) for reader in readers]
+    if any(len(m.inputs) > MAXIMUM_INPUTS for m in results):
         return None
     once = len(readers) == 1 and readers[0].op != "channel_window_sum" and _mentions(readers[0], node.outputs[0]) == 1
     if once:
-        return merged
+        return results
     if size(node.attrs["expr"]) > MAXIMUM_REPEATED_OPERATIONS:
         return None
     grows = any(
-        _streams(tensors, m, domain) > _streams(tensors, r, domain) for m, r in zip(merged, readers, strict=True)
+        _streams(tensors, m, domain) > _streams(tensors, r, domain) for m, r in zip(results, readers, strict=True)
     )
-    return None if grows else merged
+    return None if grows else results
 
 
 def _mentions(reader: Node, name: str) -> int:
@@ -87,7 +87,7 @@ def _streams(tensors: Mapping[str, TensorType], node: Node, domain: Shape) -> in
     return sum(tensors[name].shape == domain for name in set(node.inputs))
 
 
-def _merge(node: Node, reader: Node) -> Node:
+def merged(node: Node, reader: Node) -> Node:
     """The reader with the node's expression in place of its output."""
     inputs: list[str] = []
 

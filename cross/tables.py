@@ -159,7 +159,8 @@ def _block_calls(number: int, program: LoweredProgram, model: Model, index: dict
 
 def _programs(kernels: Kernels, plan: MemoryPlan, index: dict[tuple[int, str], int]) -> list[str]:
     lines = ["static const taste_program programs[] = {"]
-    segments = len(kernels.graph.training.model.blocks)
+    model = kernels.graph.training.model
+    segments = len(model.blocks)
     every = 0
     for segment in range(segments):
         every |= 1 << min(segment, 63)
@@ -174,9 +175,22 @@ def _programs(kernels: Kernels, plan: MemoryPlan, index: dict[tuple[int, str], i
         lines.append(
             f"    {{{_text(graph.name)}, calls_{number}, {len(program.calls)}, {first}, {end}, blocks_{number}, "
             f"{placed.fixed.size_bytes}, {placed.batched.size_bytes}, {', '.join(map(str, edges))}, "
-            f"UINT64_C({every}), UINT64_C({updated})}},"
+            f"UINT64_C({every}), UINT64_C({updated}), {int(has_joined_backward(program, model))}}},"
         )
     return [*lines, "};", ""]
+
+
+def has_joined_backward(program: LoweredProgram, model: Model) -> bool:
+    """Whether backward of some block reads what the forward pass of another one keeps, beside the boundaries between them."""
+    boundaries = {block.output for block in model.blocks}
+    nodes = program.stored.graph.nodes
+    makers = {name: node.block for node in nodes if node.phase == "forward" for name in node.outputs}
+    return any(
+        makers.get(name, node.block) != node.block and name not in boundaries
+        for node in nodes
+        if node.phase == "backward"
+        for name in node.inputs
+    )
 
 
 def _span(offsets: Sequence[tuple[int, int]]) -> tuple[int, int]:
@@ -238,4 +252,4 @@ def _model(
     return ["const taste_model taste_model_table = {", "    " + ", ".join(str(f) for f in fields) + ",", "};"]
 
 
-__all__ = ["SegmentSpan", "emit_tables", "minimum_batch", "segment_spans"]
+__all__ = ["SegmentSpan", "emit_tables", "has_joined_backward", "minimum_batch", "segment_spans"]

@@ -11,7 +11,7 @@ from cross.expression import arg
 from cross.fuse import fuse
 from cross.graph import Model, Node, TensorType
 from cross.program_graph import Builder, ProgramGraph, TrainingGraph
-from cross.recompute import recompute
+from cross.recompute import LEVELS, recompute
 from cross.rules import rule_of
 from cross.rules.context import LOSS_SCALE, TARGET, Context, gradient_name
 from cross.rules.loss import cross_entropy, mean_squared_error, target_type
@@ -27,13 +27,15 @@ def build_training_graph(
     fusion: bool = True,
     trainable: str = "all",
     bn_policy: str = "per-micro-batch",
-    recomputation: bool = True,
+    recomputation: str = "cheap",
 ) -> TrainingGraph:
     """The train and eval programs of a model.
 
     trainable: what is trained, as in `cross.trainable`; the rest has no gradient, and batch norms of blocks that train
     nothing use their running statistics; with bn_policy 'frozen' all do, so that micro-batches of any sizes accumulate to
     the exact gradient of the effective batch (at those statistics).
+
+    recomputation: what is made again in backward instead of kept, as in `cross.recompute`.
 
     loss 'cross_entropy': logits [N, classes], target int32 [N]. 'mse': target float32 like the output; mean over
     elements. The loss tensor holds one value a row; gradients are those of loss_scale times the sum of the rows, so
@@ -43,14 +45,15 @@ def build_training_graph(
         raise UsageError(f"unknown loss {loss!r}. Known: {', '.join(LOSSES)}.")
     if bn_policy not in BN_POLICIES:
         raise UsageError(f"unknown batch norm policy {bn_policy!r}. Known: {', '.join(BN_POLICIES)}.")
+    if recomputation not in LEVELS:
+        raise UsageError(f"unknown recomputation {recomputation!r}. Known: {', '.join(LEVELS)}.")
     trained = choose_trainable(model, trainable)
     frozen = batch_norms(model) if bn_policy == "frozen" else frozen_norms(model, trained)
     train, gradients = _train_program(model, loss, trained, frozen)
     programs: tuple[ProgramGraph, ...] = (train, _eval_program(model))
     if fusion:
         programs = tuple(fuse(program) for program in programs)
-    if recomputation:
-        programs = tuple(recompute(program) for program in programs)
+    programs = tuple(recompute(program, recomputation) for program in programs)
     return TrainingGraph(model, programs, gradients, trainable)
 
 

@@ -213,7 +213,8 @@ class Trainer:
     ) -> None:
         """Runs phases (FORWARD, LOSS, BACKWARD added up) of blocks [first_block, end_block) of a program.
 
-        The boundary tensors that the range reads must be there: from `load`, an earlier run, or `write_tensor`.
+        The boundary tensors that the range reads must be there: from `load`, an earlier run, or `write_tensor`. In a build with
+        `--recompute blocks` backward runs over all blocks only.
         """
         known = self.library.find_program(program)
         end = len(known.blocks) if end_block is None else end_block

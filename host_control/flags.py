@@ -176,6 +176,12 @@ def add_model_flags(parser: argparse.ArgumentParser, required: bool = True) -> N
     )
     group.add_argument("--lean", action="store_true", help="kernels that take the least memory, not the least time")
     group.add_argument(
+        "--recompute",
+        choices=("none", "cheap", "blocks"),
+        default="cheap",
+        help="what backward makes again instead of keeping: nothing; what is cheap (default); outputs of blocks too",
+    )
+    group.add_argument(
         "--unfold-bn",
         action=argparse.BooleanOptionalAction,
         help="put batch norms back where an exporter folded them (default: train does, other verbs do not)",

@@ -172,6 +172,7 @@ def build_imported(
             seed=args.seed,
             lean=args.lean,
             bn_policy=args.bn_policy,
+            recomputation=args.recompute,
             progress=progress,
         )
     console.line(

@@ -56,9 +56,11 @@ def lower_model(
     trainable: str = "all",
     lean: bool = False,
     bn_policy: str = "per-micro-batch",
+    recomputation: str = "cheap",
 ) -> Kernels:
     chosen = find_target(target)
-    return lower(assign_storage(build_training_graph(model, loss, fusion, trainable, bn_policy), chosen), chosen, lean)
+    training = build_training_graph(model, loss, fusion, trainable, bn_policy, recomputation)
+    return lower(assign_storage(training, chosen), chosen, lean)
 
 
 def run_program(

@@ -18,6 +18,7 @@ from tvm.script.ir_builder import tirx as T
 
 from cross.kernels.convolution import Pair, Phase
 from cross.kernels.loop_nest import (
+    CACHE_LINE,
     Buffer,
     Expr,
     PrimFunc,
@@ -170,7 +171,7 @@ class _Nest:
         rows, columns = phase.row_taps, phase.column_taps
         unrolled = columns.count if fits_with(self.target, len(places) * vectors, columns.count * vectors) else 1
         reads = self._reads(phase, places, range(unrolled))
-        first_source, lane = settle(self.group * group_blocks), lanes(0, width)
+        first_source, lane, rows_of_line = settle(self.group * group_blocks), lanes(0, width), CACHE_LINE // width
         with (
             T.serial(group_blocks) as c,
             T.serial(rows.count) as j,
@@ -180,7 +181,8 @@ class _Nest:
             with T.unroll(depth) as i:
                 if self.ahead:
                     taps = [columns.first + (outer + tap) * columns.step for tap in range(unrolled)]
-                    self._fetch([(block + k, c + 1, r, s, i) for s in taps for k in range(vectors)])
+                    with when(i % rows_of_line == 0 if rows_of_line > 1 else True):
+                        self._fetch([(block + k, c + 1, r, s, i) for s in taps for k in range(vectors)])
                 for row, column, users in reads:
                     y = row * self.work.in_strides[0] + rows.offset + j * rows.offset_step
                     x = column + outer * columns.offset_step

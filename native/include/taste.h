@@ -296,7 +296,8 @@ taste_status taste_session_set_class_groups(taste_session *session, const uint16
 
 /* Runs phases (a sum of TASTE_RUN_...) of blocks [first_block, end_block) of a program: forward in order, the loss, backward
  * in reverse order. The loss runs only if end_block is the last block. The boundary tensors that the range reads must be
- * there: from an earlier run of this session, or written with taste_tensor_write. */
+ * there: from an earlier run of this session, or written with taste_tensor_write. In a build with `--recompute blocks`
+ * backward runs over all blocks only: USAGE otherwise. */
 taste_status taste_session_run(taste_session *session, taste_parameters *parameters, uint32_t program, uint32_t phases,
                                uint32_t first_block, uint32_t end_block, uint32_t batch_size);
 

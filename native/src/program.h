@@ -11,7 +11,7 @@
 
 #include <stdint.h>
 
-enum { TASTE_MAX_DIMS = 8, TASTE_TABLE_VERSION = 2, TASTE_NO_TENSOR = 0xffff, TASTE_SHARED_PROGRAM = 0xff };
+enum { TASTE_MAX_DIMS = 8, TASTE_TABLE_VERSION = 3, TASTE_NO_TENSOR = 0xffff, TASTE_SHARED_PROGRAM = 0xff };
 
 typedef enum taste_region {
     TASTE_REGION_PARAMETERS = 0, /* in a parameter set; contiguous, in segment order */
@@ -94,6 +94,7 @@ typedef struct taste_program {
     uint16_t loss;   /* float32 [N, ...], one loss a row of logits, not scaled; TASTE_NO_TENSOR in eval */
     uint64_t read_segments;    /* bit masks over segments (the first 64 blocks' parameters; block i is bit min(i, 63)) */
     uint64_t updated_segments;
+    uint8_t joined_backward; /* backward of a block reads what other blocks keep: it runs over all of them or not at all */
 } taste_program;
 
 /* Parameters and states of one block. Its parameters stand in three groups: trained ones of two and more dimensions, trained

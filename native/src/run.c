@@ -114,6 +114,13 @@ taste_status taste_session_run(taste_session *session, taste_parameters *paramet
     }
     taste_status status = taste_session_bind(session, parameters, program, batch_size);
     if (status != TASTE_STATUS_OK) return status;
+    if (session->model->programs[program].joined_backward && (phases & TASTE_RUN_BACKWARD) &&
+        (first_block > 0 || end_block < session->model->block_count)) {
+        return taste_fail(&session->error, TASTE_STATUS_USAGE,
+                          "backward of blocks %u to %u: in this build it runs over all %u. Build without --recompute "
+                          "blocks.",
+                          first_block, end_block, session->model->block_count);
+    }
     set_scalars(session, &session->model->programs[program], batch_size);
     surroundings outer = enter(session);
     status = run_phases(session, program, phases, first_block, end_block);

@@ -164,6 +164,36 @@ static void check_eval_only(void) {
     free(block), free(strange);
 }
 
+/* Where blocks share what they keep, backward of some of them is refused; of all, and forward of any, it runs. */
+static void check_joined_backward(void) {
+    taste_model joined = taste_model_table;
+    taste_program programs[2];
+    taste_use use = {0, ROWS};
+    const taste_session_options options = {0, 0};
+    taste_error error;
+    taste_session *session;
+    taste_parameters *parameters;
+    size_t bytes = 0, parameters_bytes = taste_parameters_bytes(&joined);
+    opened o = open_model(1, ROWS, 0);
+    memcpy(programs, joined.programs, sizeof programs);
+    programs[0].joined_backward = 1;
+    joined.programs = programs;
+    CHECK(taste_session_bytes(&joined, &use, 1, &options, &bytes, &error) == TASTE_STATUS_OK);
+    void *block = new_block(bytes), *own = new_block(parameters_bytes);
+    CHECK(taste_session_init(&joined, &use, 1, &options, o.pool, block, bytes, &session, &error) == TASTE_STATUS_OK);
+    CHECK(taste_parameters_init(&joined, own, parameters_bytes, &parameters, &error) == TASTE_STATUS_OK);
+    CHECK(taste_parameters_seed(parameters, 7, NULL) == TASTE_STATUS_OK);
+    CHECK(taste_session_load(session, 0, ROWS, x, y) == TASTE_STATUS_OK);
+    CHECK(taste_session_run(session, parameters, 0, TASTE_RUN_FORWARD, 0, 2, ROWS) == TASTE_STATUS_OK);
+    const char *text = taste_session_error(session);
+    REFUSED(taste_session_run(session, parameters, 0, TASTE_RUN_ALL, 2, 3, ROWS), TASTE_STATUS_USAGE, "over all 3");
+    REFUSED(taste_session_run(session, parameters, 0, TASTE_RUN_BACKWARD, 0, 2, ROWS), TASTE_STATUS_USAGE,
+            "blocks 0 to 2");
+    CHECK(taste_session_run(session, parameters, 0, TASTE_RUN_ALL, 0, 3, ROWS) == TASTE_STATUS_OK);
+    close_model(&o);
+    free(block), free(own);
+}
+
 void test_errors(void) {
     make_rows(ROWS, x, y);
     check_openings();
@@ -172,6 +202,7 @@ void test_errors(void) {
     close_model(&o);
     check_non_finite();
     check_eval_only();
+    check_joined_backward();
 }
 
 typedef struct side {

@@ -27,7 +27,8 @@ class Learner:
         the verb `learn` has gradient_clip=1.
     groups: a number for each class; a sample is told apart only from classes of its own number (task-incremental).
 
-    A step is one mean over both halves, then the stream's half is offered to the buffer: what `taste-train learn` does.
+    A step is one mean over both halves, then the stream's half is offered to the buffer: what `taste-train learn` does. It
+    also brings the running statistics of batch norms up to date before it evaluates; here they stay those of the steps.
     """
 
     def __init__(

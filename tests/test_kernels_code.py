@@ -88,6 +88,15 @@ def test_arm_kernels_multiply_and_add_vectors(build: Any) -> None:
     assert code.count("fmadd") == 0
 
 
+def test_large_weights_are_fetched_ahead_once_a_cache_line() -> None:
+    target = find_target("rpi4")
+    spec = with_needed_pads(ConvSpec(256, 256, 4, 4, (3, 3), pads=(1, 1, 1, 1)))
+    code = _inner_code(_assembly(convolution_forward(spec, target), target))
+    # A line is four input channels by a block of four output channels: one request for all the products with it.
+    assert 0 < len(re.findall(r"prfm\s+pldl2keep", code)) <= len(re.findall(r"fmla\s", code)) // 16
+    assert "prfm" not in _assembly(convolution_forward(CONVOLUTION, target), target)
+
+
 def test_scalar_kernels_keep_their_sums_in_registers() -> None:
     target = find_target("visionfive2")
     code = _inner_code(_assembly(convolution_forward(CONVOLUTION, target), target))

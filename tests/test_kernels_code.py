@@ -155,5 +155,7 @@ def test_rvv_kernels_keep_their_sums_in_vector_registers(build: Any, tmp_path: P
     products = [line for line in loop if re.match(r"(vfmacc|vfmadd)\.v[vf] ", line)]
     sums = {line.split()[1] for line in products}
     assert len(products) >= 8 and len(sums) >= 8
-    # Neither a sum nor anything else goes to memory inside the loop.
-    assert [line for line in loop if re.match(r"(vse|vs\d|fsw|fsd|sd|fmadd|vslide|vrgather)", line)] == []
+    # A sum goes to memory once, at the end of a loop that is unrolled as a whole; nothing is spilled or shuffled.
+    stores = [line for line in loop if re.match(r"(vse|vs\d|fsw|fsd|sd) ?", line)]
+    assert 4 * len(stores) <= len(products)
+    assert [line for line in loop if re.match(r"(fmadd|vslide|vrgather|vs\dr)", line)] == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from host_control.emulation.binfmt import unregister
 from host_control.emulation.catalogue import EmulatedKind, find_emulated, load_catalogue
 from host_control.emulation.control_group import remove_group
 from host_control.emulation.image_cache import remove_tree
-from host_control.emulation.namespace_board import check_rights, start_namespaces
+from host_control.emulation.namespace_board import CABLE, check_rights, start_namespaces
 from host_control.emulation.packages import binfmt_file, check_packages
 from host_control.emulation.root_image import find_image, make_image
 from host_control.emulation.state import Running, end_process, held, list_boards, read_board
@@ -19,6 +21,7 @@ from host_control.emulation.virtual_machine import MachineSettings, start_machin
 Report = Callable[[str, int, int], None]
 
 _SMALLEST_BYTES = 64 << 20
+_CABLE_GONE_S = 1.0
 
 
 def start_board(
@@ -94,7 +97,14 @@ def _remove(board: EmulatedKind, running: Running | None, folder: Path) -> None:
 
 
 def _others_up(board: EmulatedKind) -> bool:
-    """Whether another `-netns` board uses the same emulator."""
+    """Whether another `-netns` board may use the emulator: one of ours, or one that another user's records know."""
     known = load_catalogue()
-    alike = (known[name] for name, running in list_boards().items() if running.alive and name != board.name)
-    return any(other.kind == "netns" and other.architecture == board.architecture for other in alike)
+    if any(known[name].kind == "netns" and name != board.name and one.alive for name, one in list_boards().items()):
+        return True
+    until = time.monotonic() + _CABLE_GONE_S
+    while there := any(name.startswith(CABLE) for name in os.listdir("/sys/class/net")):
+        # The cable of a board that just ended is gone in a moment.
+        if time.monotonic() > until:
+            break
+        time.sleep(0.05)
+    return there

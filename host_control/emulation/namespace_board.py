@@ -24,6 +24,8 @@ from host_control.emulation.launch import Started, guarded, wait_for_ssh
 from host_control.emulation.packages import TOOL_ENVIRONMENT, binfmt_file, run_tool
 from host_control.emulation.state import Running, boot_id, write_board
 
+CABLE = "taste-"
+"""What the names of our interfaces start with."""
 _NETWORK = "10.77"
 _NETWORKS_LOCK = Path("/run/lock/taste-edge-boards")
 _CABLE_S = 30.0
@@ -90,7 +92,7 @@ def start_namespaces(
     run_tool("tar", "-C", folder / "root", "-xf", image / "root.tar")
     write_face(folder / "face", board.target, min(board.target.cores, os.cpu_count() or 1))
     register(binfmt_file(board))
-    interface = f"taste-{uuid.uuid4().hex[:8]}"
+    interface = f"{CABLE}{uuid.uuid4().hex[:8]}"
     group = make_group(f"{interface}-{board.name}", memory_bytes) if memory_bytes is not None else None
     # Known before anything runs in it, so that `board down` finds it whatever happens.
     (folder / "group").write_text(str(group or ""))

@@ -34,9 +34,9 @@ Built = Callable[..., Path]
 
 BOARDS = [
     pytest.param("rpi4-netns", marks=pytest.mark.needs("netns-boards", "zig")),
-    pytest.param("rpi4-vm", marks=pytest.mark.needs("vm-boards", "zig")),
-    pytest.param("visionfive2-vm", marks=pytest.mark.needs("vm-boards", "zig")),
-    pytest.param("bpi-f3-vm", marks=pytest.mark.needs("vm-boards", "zig")),
+    pytest.param("rpi4-vm", marks=[pytest.mark.acceptance, pytest.mark.needs("vm-boards", "zig")]),
+    pytest.param("visionfive2-vm", marks=[pytest.mark.acceptance, pytest.mark.needs("vm-boards", "zig")]),
+    pytest.param("bpi-f3-vm", marks=[pytest.mark.acceptance, pytest.mark.needs("vm-boards", "zig")]),
 ]
 
 
@@ -47,7 +47,7 @@ def build_for(built: Built, board: str) -> Path:
 def ssh(name: str, *words: str) -> subprocess.CompletedProcess[str]:
     """As a person would, with OpenSSH's own client."""
     command = ["ssh", "-F", str(find_up(name)), name, *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=180, stdin=subprocess.DEVNULL)
 
 
 @pytest.fixture

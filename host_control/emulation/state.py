@@ -105,6 +105,8 @@ def write_board(running: Running, image: Path) -> None:
         "UserKnownHostsFile": f'"{folder / "known_hosts"}"',
         "GlobalKnownHostsFile": "none",
         "StrictHostKeyChecking": "yes",
+        # A key exchange that an emulated core is done with in a moment.
+        "KexAlgorithms": "curve25519-sha256",
     }
     lines = [f"Host {running.name}", *(f"    {key} {value}" for key, value in settings.items())]
     (folder / "ssh_config").write_text("\n".join(lines) + "\n")

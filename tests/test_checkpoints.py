@@ -97,6 +97,13 @@ def test_a_resumed_run_has_the_bits_of_a_straight_one(program: Path, packed: Pat
     resume_points(program, packed, tmp_path, [1, 2, 3, 4], 25)
 
 
+def test_a_run_that_was_over_takes_no_step_and_tells_no_loss(program: Path, packed: Path, tmp_path: Path) -> None:
+    command = train(packed, 3, "--checkpoint", tmp_path / "run")
+    whole, again = succeed(program, *command), succeed(program, *command, "--resume")
+    assert again[-1]["sha256"] == whole[-1]["sha256"] and of(again, "step") == []
+    assert whole[-1]["loss"] > 0 and again[-1]["loss"] is None and again[-1]["first_loss"] is None
+
+
 @pytest.mark.faults
 def test_resume_at_many_points(program: Path, packed: Path, tmp_path: Path) -> None:
     resume_points(program, packed, tmp_path, random.Random(1).sample(range(1, 40), 20), 60)

@@ -63,6 +63,7 @@ taste_status training_init(const options *options, const trainer *t, const sampl
     out->data = data;
     out->test = test;
     out->folder.lock = -1;
+    out->first_loss = out->loss = out->accuracy = NAN; /* a run that goes on at its very end takes no step */
     out->seed = options->seed_given ? options->seed : model.seed;
     out->batch = &t->batches[0];
     out->weights = trainer_canonical(t, kinds);

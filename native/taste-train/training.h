@@ -24,7 +24,7 @@ typedef struct training {
     checkpoint_facts facts;
     canonical weights; /* parameters and states */
     canonical whole;   /* with constants and optimizer slots */
-    double first_loss, loss, accuracy; /* of the first step of this process, and of the last */
+    double first_loss, loss, accuracy; /* of the first step of this process, and of the last; NAN before it */
     tally evaluated;
 } training;
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,15 @@ def test_scalar_kernels_keep_their_sums_in_registers() -> None:
     assert len(re.findall(r"\bfs[wd]\s", code)) < products // 2
 
 
+@pytest.fixture
+def own_cores() -> Iterator[None]:
+    """TVM's pool pins the thread that configures it, for good; all later tests and their processes would share one core."""
+    before = os.sched_getaffinity(0)
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.usefixtures("own_cores")
 @pytest.mark.parametrize("build", [convolution_forward, convolution_weight_gradient, depthwise_weight_gradient])
 def test_the_bits_do_not_depend_on_the_number_of_threads(build: Any) -> None:
     spec = DEPTHWISE if build is depthwise_weight_gradient else CONVOLUTION

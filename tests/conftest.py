@@ -159,3 +159,11 @@ def sshd(session_sshd: Sshd) -> Sshd:
     """A real SSH server on loopback, one for all tests, its host key known."""
     session_sshd.know()
     return session_sshd
+
+
+@pytest.fixture
+def own_cores() -> Generator[None]:
+    """TVM's pool pins the thread that configures it, for good; all later tests and their processes would share one core."""
+    before = os.sched_getaffinity(0)
+    yield
+    os.sched_setaffinity(0, before)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +103,6 @@ def test_scalar_kernels_keep_their_sums_in_registers() -> None:
     products = len(re.findall(r"\bfmadd\.s\b", code))
     assert products >= 64
     assert len(re.findall(r"\bfs[wd]\s", code)) < products // 2
-
-
-@pytest.fixture
-def own_cores() -> Iterator[None]:
-    """TVM's pool pins the thread that configures it, for good; all later tests and their processes would share one core."""
-    before = os.sched_getaffinity(0)
-    yield
-    os.sched_setaffinity(0, before)
 
 
 @pytest.mark.usefixtures("own_cores")

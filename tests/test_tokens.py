@@ -139,6 +139,7 @@ def test_causal_attention_matches_pytorch(batch: int, tokens: int, size: int) ->
     assert relative(found, logits.detach().numpy()) < 1e-5
 
 
+@pytest.mark.usefixtures("own_cores")
 def test_table_gradient_has_the_same_bits_for_any_number_of_threads() -> None:
     import tvm
 

@@ -24,27 +24,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.exit_code import one_line_errors  # noqa: E402  the checkout comes first
 from benchmarks.peers.engines import OURS, PACKAGES, Engine, Row, Work, missing, our_engine, peer_engine  # noqa: E402
-from benchmarks.peers.figure import plot  # noqa: E402  the checkout comes first
-from cross.errors import INTERRUPTED, CorruptInputError, FileError, MissingToolError, UsageError  # noqa: E402
-from host_control.cli import explain  # noqa: E402
+from benchmarks.peers.figure import plot  # noqa: E402
+from cross.errors import CorruptInputError, FileError, MissingToolError, UsageError  # noqa: E402
 from host_control.console import Console, mib, rate  # noqa: E402
 from host_control.flags import batch_sizes, input_shape, positive, seconds  # noqa: E402
 
 
+@one_line_errors
 def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        args = _parser().parse_args(argv)
-        result = merge([_read(path) for path in args.merge]) if args.merge else _measured(args)
-        if args.figure is not None:
-            plot(args.figure, result)
-    except KeyboardInterrupt:
-        print("error: interrupted. Nothing is saved.", file=sys.stderr)
-        return INTERRUPTED
-    except Exception as error:  # noqa: BLE001  every failure becomes one line and a code
-        known = explain(error)
-        print(f"error: {' '.join(str(known).split())}", file=sys.stderr)
-        return known.exit_code
+    args = _parser().parse_args(argv)
+    result = merge([_read(path) for path in args.merge]) if args.merge else _measured(args)
+    if args.figure is not None:
+        plot(args.figure, result)
     if args.json:
         print(json.dumps(result))
     else:

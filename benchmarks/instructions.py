@@ -36,10 +36,10 @@ from benchmarks.counting import (  # noqa: E402  the checkout comes first
     count,
     read_symbols,
 )
+from benchmarks.exit_code import one_line_errors  # noqa: E402
 from cross.compile_kernels import operator_of  # noqa: E402
-from cross.errors import INTERRUPTED, MissingToolError, UsageError  # noqa: E402
+from cross.errors import MissingToolError, UsageError  # noqa: E402
 from cross.target import Target, find_target  # noqa: E402
-from host_control.cli import explain  # noqa: E402
 from host_control.console import Console  # noqa: E402
 from host_control.flags import input_shape, positive, seconds  # noqa: E402
 
@@ -61,19 +61,12 @@ class Work:
     limit_s: float
 
 
+@one_line_errors
 def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        args = _parser().parse_args(argv)
-        shape = args.input_shape or ((3, 224, 224) if args.model == "resnet18-imagenet" else (3, 32, 32))
-        work = Work(args.model, shape, args.classes, args.batch_size, args.lean, args.caches, args.limit)
-        result = measure(work, _checked_targets(args), args.scalar, args.torch_root)
-    except KeyboardInterrupt:
-        print("error: interrupted. Nothing is saved.", file=sys.stderr)
-        return INTERRUPTED
-    except Exception as error:  # noqa: BLE001  every failure becomes one line and a code
-        known = explain(error)
-        print(f"error: {' '.join(str(known).split())}", file=sys.stderr)
-        return known.exit_code
+    args = _parser().parse_args(argv)
+    shape = args.input_shape or ((3, 224, 224) if args.model == "resnet18-imagenet" else (3, 32, 32))
+    work = Work(args.model, shape, args.classes, args.batch_size, args.lean, args.caches, args.limit)
+    result = measure(work, _checked_targets(args), args.scalar, args.torch_root)
     if args.json:
         print(json.dumps(result))
     else:

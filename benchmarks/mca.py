@@ -25,10 +25,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from cross.compile_kernels import operator_of  # noqa: E402  the checkout comes first
-from cross.errors import INTERRUPTED, MissingToolError, TasteError  # noqa: E402
+from benchmarks.exit_code import one_line_errors  # noqa: E402  the checkout comes first
+from cross.compile_kernels import operator_of  # noqa: E402
+from cross.errors import MissingToolError, TasteError  # noqa: E402
 from cross.target import Target, find_target  # noqa: E402
-from host_control.cli import explain  # noqa: E402
 from host_control.console import Console  # noqa: E402
 from host_control.flags import input_shape, positive  # noqa: E402
 
@@ -65,18 +65,11 @@ class Loop:
     multiply_adds: int
 
 
+@one_line_errors
 def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        args = _parser().parse_args(argv)
-        targets, tools = [find_target(name) for name in args.targets.split(",")], find_tools()
-        rows = [row for target in targets for row in _rows(args, target, tools)]
-    except KeyboardInterrupt:
-        print("error: interrupted. Nothing is saved.", file=sys.stderr)
-        return INTERRUPTED
-    except Exception as error:  # noqa: BLE001  every failure becomes one line and a code
-        known = explain(error)
-        print(f"error: {' '.join(str(known).split())}", file=sys.stderr)
-        return known.exit_code
+    args = _parser().parse_args(argv)
+    targets, tools = [find_target(name) for name in args.targets.split(",")], find_tools()
+    rows = [row for target in targets for row in _rows(args, target, tools)]
     if args.json:
         print(json.dumps({"model": args.model, "mca": tools.mca, "rows": rows}))
     else:

@@ -208,11 +208,12 @@ def add_board_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--accept-new", action="store_true", help="record the host key of a host that is not known yet")
 
 
-def add_run_name(parser: argparse.ArgumentParser) -> None:
-    """Which run of a board is meant."""
+def add_board_run_flags(parser: argparse.ArgumentParser) -> None:
+    """Which run, on which board."""
     parser.add_argument(
         "name", nargs="?", metavar="RUN", help="a run that `status` lists (default: the one that is under way)"
     )
+    add_board_flags(parser)
 
 
 def add_data_flags(parser: argparse.ArgumentParser, required: bool = False) -> None:

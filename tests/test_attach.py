@@ -118,6 +118,19 @@ def hold(monkeypatch: pytest.MonkeyPatch, relay: Relay) -> None:
     monkeypatch.setattr(DetachedRun, "follow", lost)
 
 
+def cut_when_followed(monkeypatch: pytest.MonkeyPatch, relay: Relay) -> None:
+    """Cut the link as soon as a run has begun; its host gives up at once."""
+    monkeypatch.setattr("host_control.boards.detached.RETRY_S", 0.0)
+    follow = DetachedRun.follow
+
+    def lost(self: DetachedRun, on_line: Any, **limits: Any) -> Any:
+        relay.cut()
+        monkeypatch.setattr(DetachedRun, "follow", follow)
+        return follow(self, on_line, **limits)
+
+    monkeypatch.setattr(DetachedRun, "follow", lost)
+
+
 def process() -> int:
     (file,) = (Path.cwd() / "board" / "runs").glob("*/process")
     return int(file.read_text().split()[0])
@@ -291,21 +304,15 @@ def test_a_measurement_that_went_on_is_collected_not_repeated(
     monkeypatch: pytest.MonkeyPatch,
     built: Callable[..., Path],
 ) -> None:
-    monkeypatch.setattr("host_control.boards.detached.RETRY_S", 0.0)
-    follow, start = DetachedRun.follow, DetachedRun.start
+    start = DetachedRun.start
     begun: list[str] = []
 
     def begin(self: DetachedRun, command: Any, record: Any) -> None:
         begun.append(self.name)
         start(self, command, record)
 
-    def lost(self: DetachedRun, on_line: Any, **limits: Any) -> Any:
-        relay.cut()
-        monkeypatch.setattr(DetachedRun, "follow", follow)
-        return follow(self, on_line, **limits)
-
     monkeypatch.setattr(DetachedRun, "start", begin)
-    monkeypatch.setattr(DetachedRun, "follow", lost)
+    cut_when_followed(monkeypatch, relay)
     folder = built("mlp", host_target(), input_shape=(1, 8, 8), classes=2)
     bench = ("bench", "--build", folder, "--batch-size", 8, "--seconds", 1, "--threads", 1, "--out", "measured")
     code, _, err = call(capsys, *bench)
@@ -332,15 +339,7 @@ def test_a_stream_of_tasks_goes_on_with_its_own_command(
     code, lines, err = call(capsys, *words, "--out", "uncut")
     assert (code, err) == (0, "")
     expected = lines[-1]["settings"]
-    monkeypatch.setattr("host_control.boards.detached.RETRY_S", 0.0)
-    follow = DetachedRun.follow
-
-    def lost(self: DetachedRun, on_line: Any, **limits: Any) -> Any:
-        relay.cut()
-        monkeypatch.setattr(DetachedRun, "follow", follow)
-        return follow(self, on_line, **limits)
-
-    monkeypatch.setattr(DetachedRun, "follow", lost)
+    cut_when_followed(monkeypatch, relay)
     code, _, err = call(capsys, *words, "--out", "cut")
     assert code == 17 and "attach --board" in err
     relay.mend()

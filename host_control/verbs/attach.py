@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cross.errors import UsageError
 from host_control.console import Console
-from host_control.flags import add_board_flags, add_run_name
+from host_control.flags import add_board_run_flags
 from host_control.preparation import deployed, opened_board
 from host_control.run_folder import RUNS, RunFolder
 from host_control.training.record import OPTIONS, TRAIN_RECORD
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run_name(parser)
-    add_board_flags(parser)
+    add_board_run_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:

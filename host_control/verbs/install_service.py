@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 
 from host_control.console import Console
-from host_control.flags import add_board_flags, add_run_name
+from host_control.flags import add_board_run_flags
 from host_control.preparation import deployed, opened_board
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run_name(parser)
-    add_board_flags(parser)
+    add_board_run_flags(parser)
     parser.add_argument("--remove", action="store_true", help="take it back; the run itself is left alone")
 
 

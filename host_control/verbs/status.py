@@ -6,13 +6,12 @@ import argparse
 from typing import Any
 
 from host_control.console import Console, rate
-from host_control.flags import add_board_flags, add_run_name
+from host_control.flags import add_board_run_flags
 from host_control.preparation import deployed, opened_board
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run_name(parser)
-    add_board_flags(parser)
+    add_board_run_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -8,15 +8,14 @@ import time
 from cross.errors import LinkLostError
 from host_control.connection import SAVE_S
 from host_control.console import Console
-from host_control.flags import add_board_flags, add_run_name
+from host_control.flags import add_board_run_flags
 from host_control.preparation import deployed, opened_board
 
 _POLL_S = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run_name(parser)
-    add_board_flags(parser)
+    add_board_run_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:

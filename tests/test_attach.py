@@ -101,7 +101,9 @@ def cut_at(monkeypatch: pytest.MonkeyPatch, step: int, deed: Callable[[], None])
 
 
 def hold(monkeypatch: pytest.MonkeyPatch, relay: Relay) -> None:
-    """Cut the link once a run has done some steps, and hold the run still: a fast machine would end it meanwhile."""
+    """Cut the link once a run has done some steps, and hold the run still: a fast machine would end it meanwhile.
+    Its host gives up at once."""
+    monkeypatch.setattr("host_control.boards.detached.RETRY_S", 0.0)
     follow = DetachedRun.follow
 
     def lost(self: DetachedRun, on_line: Any, **limits: Any) -> Any:
@@ -236,7 +238,6 @@ def test_whoever_attaches_later_finishes_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     uncut(capsys, expected)
-    monkeypatch.setattr("host_control.boards.detached.RETRY_S", 0.0)
     hold(monkeypatch, relay)
     code, lines, err = train(capsys, "--out", "cut")
     assert (code, err.count("\n")) == (17, 1) and f"attach --board {ALIAS} cut-" in err, err
@@ -281,7 +282,6 @@ def test_stop_saves_and_the_same_command_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     uncut(capsys, expected)
-    monkeypatch.setattr("host_control.boards.detached.RETRY_S", 0.0)
     hold(monkeypatch, relay)
     code, _, err = train(capsys, "--out", "stopped")
     assert code == 17

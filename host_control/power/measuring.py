@@ -13,10 +13,10 @@ from cross.errors import CompatibilityError, UsageError
 from host_control.board import OperatingPoint
 from host_control.boards.bench import check_exit, last_record
 from host_control.boards.deployed import DeployedBoard
-from host_control.power.energy import Reading, integrate
+from host_control.power.energy import integrate
 from host_control.power.sources import Load, Source, peak
 from host_control.power.table import Point, PowerTable, write_table
-from host_control.power.trace import Trace, events_of, read_trace
+from host_control.power.trace import events_of, read_trace
 
 Listener = Callable[[Point], None]
 _CLOCK_TRIES = 3
@@ -94,7 +94,7 @@ class Measuring:
         )
         check_exit(result, f"reading the sensors of {self.board.name}")
         trace = read_trace(events_of(result.stdout))
-        readings = self._readings(trace, Load(0.0, 1.0))
+        readings = self.source.readings(trace, Load(0.0, 1.0), self.offset_s)
         return integrate(readings, trace.start, trace.end).mean_watts
 
     def measure(self, wanted: OperatingPoint) -> Point:
@@ -104,7 +104,7 @@ class Measuring:
         events = events_of(said)
         trace = read_trace(events)
         threads = int((last_record(said, "result") or {}).get("threads", 1))
-        readings = self._readings(trace, self._load(frequency_khz, threads))
+        readings = self.source.readings(trace, self._load(frequency_khz, threads), self.offset_s)
         idle = self.table.idle_watts or 0.0
         readings = [(t, watts - idle) for t, watts in readings]
         mean = integrate(readings, trace.start, trace.end).mean_watts
@@ -126,10 +126,6 @@ class Measuring:
             taint=counters.taint or slowed,
             samples=tuple((round(t - trace.start, 4), round(watts, 4)) for t, watts in thinned),
         )
-
-    def _readings(self, trace: Trace, load: Load) -> list[Reading]:
-        assert self.source is not None  # only rates are measured without one
-        return self.source.readings(trace, load, self.offset_s)
 
     def _load(self, frequency_khz: int, threads: int) -> Load:
         highest = max(self.table.frequencies_khz)

@@ -6,6 +6,7 @@ Remote commands are argument lists. `shell_line` is the only place that turns on
 from __future__ import annotations
 
 import shlex
+import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -111,6 +112,23 @@ class Connection(Protocol):
     def close(self) -> None:
         """Idempotent."""
         ...
+
+
+class Files(Protocol):
+    """The part of a Connection that `put_text` needs."""
+
+    def put(self, source: Path, path: str, *, offset: int = 0) -> int: ...
+
+    def rename(self, old: str, new: str) -> None: ...
+
+
+def put_text(files: Files, text: str, path: str) -> None:
+    """Make `path` hold `text`: the old content or all of the new one, whenever it is looked at."""
+    with tempfile.TemporaryDirectory(prefix="taste-") as folder:
+        source = Path(folder) / "text"
+        source.write_text(text, encoding="utf-8", errors="surrogateescape")
+        files.put(source, f"{path}.part")
+    files.rename(f"{path}.part", path)
 
 
 class Lines:

@@ -15,16 +15,14 @@ import contextlib
 import json
 import math
 import re
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from cross.errors import FileError, LinkLostError, TasteError, UsageError
 from host_control.boards.bench import check_exit, last_line
-from host_control.connection import SAVE_S, Connection, Lines, RunResult, shell_line
+from host_control.connection import SAVE_S, Connection, Lines, RunResult, put_text, shell_line
 
 RETRY_S = 300.0
 """How long a host tries to reach a board again whose link was lost while a run is followed."""
@@ -100,6 +98,10 @@ class Patience:
                 return result
 
 
+_CLEARED_SCRIPT = 'mkdir -p "$0" && rm -f "$@"'
+"""The folder is there, without what an earlier attempt said."""
+
+
 @dataclass(frozen=True)
 class DetachedRun:
     """The run `name` in `folder` of a board; `program` is the words that start the deployed taste-train."""
@@ -137,10 +139,10 @@ class DetachedRun:
         def begin() -> None:
             if self.state().status == "running":
                 return
-            self._check(self.connection.run(["mkdir", "-p", self.folder]))
             stale = [self.path(name) for name in (EVENTS, MESSAGES, PROCESS, EXIT, PROGRESS, STOPPED)]
-            self._check(self.connection.run(["rm", "-f", *stale]))
-            self._write_record({**record, "program": list(command)})
+            # One command: a study begins a run for every trial, and each answer takes the link's time.
+            self._check(self.connection.run(["sh", "-c", _CLEARED_SCRIPT, self.folder, *stale]))
+            put_text(self.connection, json.dumps({**record, "program": list(command)}), self.path(RECORD))
             started = self.connection.run(words, timeout=_START_S)
             check_exit(started, f"beginning run {self.name} on {self.connection.name}")
 
@@ -223,13 +225,6 @@ class DetachedRun:
             return self.connection.read(self.path(MESSAGES), max(0, size - _KEPT_MESSAGES_BYTES)) or b""
 
         return self.patience.keep_trying(fetch).decode(errors="replace")
-
-    def _write_record(self, record: Mapping[str, Any]) -> None:
-        with tempfile.TemporaryDirectory(prefix="taste-") as folder:
-            file = Path(folder) / RECORD
-            file.write_text(json.dumps(record), encoding="utf-8")
-            self.connection.put(file, f"{self.path(RECORD)}.part")
-        self.connection.rename(f"{self.path(RECORD)}.part", self.path(RECORD))
 
     def _check(self, result: RunResult) -> None:
         if not result.ok:

@@ -7,16 +7,13 @@ DIR/runs/NAME/service.sh                           begins the run where it stood
 
 from __future__ import annotations
 
-import posixpath
 import shlex
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from cross.errors import INTERRUPTED, CompatibilityError, FileError, MissingToolError, UsageError
 from host_control.boards.detached import EXIT, SERVICE, STOPPED, DetachedRun
-from host_control.connection import Connection
+from host_control.connection import Connection, put_text
 
 MOST_FAILURES, WITHIN_S, PAUSE_S, SAVE_S = 5, 600, 10, 120
 FINAL_CODES = (2, 13, 14, 15, 16, 19, 20)
@@ -96,8 +93,8 @@ def install_service(run: DetachedRun) -> Service:
     made = connection.run(["mkdir", "-p", folder])
     if not made.ok:
         raise FileError(f"{connection.name}: {made.stderr.strip()}. Look at ~/.config there.")
-    _write(connection, service_script(run, program), run.path(SERVICE))
-    _write(connection, unit_text(run), f"{folder}/{unit_name(run.name)}")
+    put_text(connection, service_script(run, program), run.path(SERVICE))
+    put_text(connection, unit_text(run), f"{folder}/{unit_name(run.name)}")
     for words in (["daemon-reload"], ["enable", unit_name(run.name)]):
         done = control(connection, ["systemctl", "--user", *words])
         if not done[0]:
@@ -137,11 +134,3 @@ def _check_systemd(connection: Connection) -> None:
         raise CompatibilityError(
             f"{connection.name} runs no systemd for its users ({said}). On Debian, there: apt-get install dbus-user-session."
         )
-
-
-def _write(connection: Connection, text: str, path: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="taste-") as folder:
-        file = Path(folder) / posixpath.basename(path)
-        file.write_text(text, encoding="utf-8", errors="surrogateescape")
-        connection.put(file, f"{path}.part")
-    connection.rename(f"{path}.part", path)

@@ -6,14 +6,14 @@ effective one is a candidate. Points are measured anew by training at them for s
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from cross.errors import UsageError
+from host_control.connection import Files, put_text
 from host_control.console import Console, duration
 from host_control.power.drift import Visit, order_has_changed, probes, rescaled
 from host_control.power.selection import frontier
@@ -21,14 +21,6 @@ from host_control.power.table import Point, PowerTable, megahertz
 
 _LOOK_S = 1.0
 CONTROL = "operating-point"
-
-
-class Files(Protocol):
-    """The part of a Connection that is needed."""
-
-    def put(self, source: Path, path: str, *, offset: int = 0) -> int: ...
-
-    def rename(self, old: str, new: str) -> None: ...
 
 
 def read_limit(file: Path) -> float:
@@ -146,11 +138,7 @@ class Steering:
         lines = [f"batch_size {point.batch_size}"]
         if point.frequency_khz:
             lines.append(f"frequency_khz {point.frequency_khz}")
-        with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-            file.write("\n".join(lines) + "\n")
-            file.flush()
-            self.files.put(Path(file.name), f"{self._path}.part")
-        self.files.rename(f"{self._path}.part", self._path)
+        put_text(self.files, "\n".join(lines) + "\n", self._path)
         self._since = None
         self._say(
             f"batch size {point.batch_size}, {megahertz(point.frequency_khz)}: {point.watts:.2f} W{self.table.labels} measured"

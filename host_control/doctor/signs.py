@@ -15,7 +15,7 @@ SIGNS_SCRIPT = r"""
 root=${TASTE_ROOT-}
 say() { printf '\n== %s\n' "$1"; }
 show() { for file do [ -r "$file" ] && printf '%s ' "$(cat "$file")" || printf -- '- '; done; echo; }
-say user; id -un; id -u
+say user; id -un
 say clock; date +%s
 folder=$1
 case $folder in '~/'*) folder=$HOME/${folder#??} ;; /*) ;; *) folder=$HOME/$folder ;; esac
@@ -76,7 +76,6 @@ class Signs:
     what. `throttling` False: it has nothing that would tell. `power_sensors`: those that measure power or current."""
 
     user: str
-    is_root: bool
     clock_s: int | None
     folder: str
     writable: bool
@@ -86,7 +85,6 @@ class Signs:
     address_limit_bytes: int | None
     memory_available_bytes: int
     memory_bytes: int
-    swap_free_bytes: int
     load: float | None
     policies: tuple[Policy, ...]
     temperatures_c: tuple[tuple[str, float], ...]
@@ -119,7 +117,6 @@ def parse_signs(text: str) -> Signs:
     sensors = [(name, rest) for name, _, rest in (line.partition(" ") for line in lines("sensors"))]
     return Signs(
         user=user[0] if user else "",
-        is_root=user[1:2] == ["0"],
         clock_s=_number(sections.get("clock")),
         folder=folder,
         writable=sections.get("writable") == "yes",
@@ -129,7 +126,6 @@ def parse_signs(text: str) -> Signs:
         address_limit_bytes=None if limit is None else limit * 1024,
         memory_available_bytes=memory.get("MemAvailable", memory.get("MemFree", 0) + memory.get("Cached", 0)),
         memory_bytes=memory.get("MemTotal", 0),
-        swap_free_bytes=memory.get("SwapFree", 0),
         load=float(load[0].split()[0]) if load and re.match(r"[\d.]+ ", load[0]) else None,
         policies=tuple(policy for line in lines("frequencies") if (policy := _policy(line.split()))),
         temperatures_c=tuple(zone for line in lines("temperatures") if (zone := _zone(line.split(None, 1)))),

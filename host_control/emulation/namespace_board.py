@@ -85,8 +85,7 @@ def check_rights(board: EmulatedKind) -> None:
 def start_namespaces(
     board: EmulatedKind, image: Path, folder: Path, memory_bytes: int | None, report: Callable[[str, int, int], None]
 ) -> Running:
-    """Start the board in `folder`; returns when SSH answers."""
-    check_rights(board)
+    """Start the board in `folder`, with the rights that `check_rights` found; returns when SSH answers."""
     report("unpacking", 0, 2)
     (folder / "root").mkdir()
     run_tool("tar", "-C", folder / "root", "-xf", image / "root.tar")

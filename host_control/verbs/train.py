@@ -181,7 +181,7 @@ class _Training:
 
     def run(self, before: dict[str, Any] | None) -> int:
         """`before`: options.json of the run that goes on."""
-        if before is not None and self.steer is None and (finish := self._finish(before)).goes_on_by_itself():
+        if (finish := self._under_way(before)) is not None:
             finish.say(finish.collect())
             return 0
         built, choice, options = self._prepare(before)
@@ -230,9 +230,7 @@ class _Training:
     def _one(
         self, options: TrainOptions, choice: Choice, built: Built, before: dict[str, Any] | None
     ) -> dict[str, Any]:
-        """From the plan to the result that is left in the folder."""
-        if before is not None and self.steer is None and (finish := self._finish(before)).goes_on_by_itself():
-            return finish.collect()
+        """From the plan to the result that is left in the folder, of a run that the board has not under way."""
         self._announce(Schedule(options, self.data.train.samples, built.minimum_batch), built)
         held = self._write_options(options, choice, built)
         seeded = self.args.model in ZOO and self.args.weights is None
@@ -250,6 +248,13 @@ class _Training:
         """The --out of the command that goes on with this run."""
         return self.folder.path.parent if self.tags else self.folder.path
 
+    def _under_way(self, before: dict[str, Any] | None) -> Finish | None:
+        """The run that goes on, where the board has it under way or its result ready. One that is steered is tied to us."""
+        if before is None or self.steer is not None:
+            return None
+        finish = self._finish(before)
+        return finish if finish.goes_on_by_itself() else None
+
     def _finish(self, held: Mapping[str, Any]) -> Finish:
         return Finish(self.console, self.folder, self.board, held, tags=self.tags, command_out=self._command_out)
 
@@ -266,7 +271,8 @@ class _Training:
             folder.write_json(TRAIN_RECORD, run_identity(args) | {"complete": False})
             one = replace(self, args=args, folder=folder, tags={"setting": name, "seed": options.seed})
             try:
-                fields = one._one(options, choice, built, before)
+                finish = one._under_way(before)
+                fields = finish.collect() if finish is not None else one._one(options, choice, built, before)
             except NonFiniteLossError as error:
                 self.console.line(f"diverged: {error}")
                 self.board.remove_folder(self.board.run_folder(name_on_board(path)))

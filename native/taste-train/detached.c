@@ -23,18 +23,11 @@ typedef struct run_place {
     int lock, events, messages, empty;
 } run_place;
 
-static taste_status failed(const char *what, const char *path, taste_error *error) {
-    int full = errno == ENOSPC || errno == EDQUOT;
-    return taste_fail(error, full ? TASTE_STATUS_NO_SPACE : TASTE_STATUS_IO, "cannot %s %.160s (%s). %s", what, path,
-                      strerror(errno), full ? "Free some space." : "Look at the path and the disk.");
-}
-
 static taste_status refuse_busy(const run_place *place, taste_error *error) {
     const struct timespec moment = {.tv_nsec = 50000000}; /* the winner has its lock before its name stands in it */
-    char holder[HOLDER_BYTES] = {0};
+    char holder[HOLDER_BYTES];
     nanosleep(&moment, NULL);
-    if (pread(place->lock, holder, sizeof holder - 1, 0) <= 0) snprintf(holder, sizeof holder, "unknown");
-    holder[strcspn(holder, "\n")] = 0;
+    io_read_holder(place->lock, holder, sizeof holder);
     return taste_fail(error, TASTE_STATUS_BUSY,
                       "the board is in use by run %.200s. Wait for it, `attach` to it, or `stop` it.", holder);
 }
@@ -42,14 +35,12 @@ static taste_status refuse_busy(const run_place *place, taste_error *error) {
 static taste_status take_lock(run_place *place, taste_error *error) {
     char path[IO_PATH_BYTES];
     snprintf(path, sizeof path, "%.*slock", (int)(place->name - place->folder), place->folder);
-    place->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (place->lock < 0) return failed("open", path, error);
-    if (flock(place->lock, LOCK_EX | LOCK_NB) != 0)
-        return errno == EWOULDBLOCK ? refuse_busy(place, error) : failed("lock", path, error);
+    taste_status status = io_open_lock(path, &place->lock, error);
+    if (status == TASTE_STATUS_BUSY) return refuse_busy(place, error);
 #ifdef TASTE_PLANT_UNLOCKED /* a race that does not notice this is worth nothing */
     (void)flock(place->lock, LOCK_UN);
 #endif
-    return TASTE_STATUS_OK;
+    return status;
 }
 
 static void name_file(const run_place *place, const char *name, char out[IO_PATH_BYTES]) {
@@ -60,7 +51,7 @@ static taste_status open_log(const run_place *place, const char *name, int *out_
     char path[IO_PATH_BYTES];
     name_file(place, name, path);
     *out_file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    return *out_file < 0 ? failed("open", path, error) : TASTE_STATUS_OK;
+    return *out_file < 0 ? io_failed("open", path, error) : TASTE_STATUS_OK;
 }
 
 static taste_status open_place(const char *folder, run_place *out, taste_error *error) {
@@ -76,26 +67,22 @@ static taste_status open_place(const char *folder, run_place *out, taste_error *
     if (status == TASTE_STATUS_OK) status = open_log(out, "messages", &out->messages, error);
     if (status != TASTE_STATUS_OK) return status;
     out->empty = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    return out->empty < 0 ? failed("open", "/dev/null", error) : TASTE_STATUS_OK;
+    return out->empty < 0 ? io_failed("open", "/dev/null", error) : TASTE_STATUS_OK;
 }
 
 static taste_status keep(const run_place *place, const char *name, const char *text, taste_error *error) {
     char path[IO_PATH_BYTES];
-    io_writer writer;
     name_file(place, name, path);
-    taste_status status = io_create(&writer, path, error);
-    if (status == TASTE_STATUS_OK) status = io_append(&writer, text, strlen(text), error);
-    return status == TASTE_STATUS_OK ? io_commit(&writer, error) : status;
+    return io_write_text(path, text, error);
 }
 
 /* In the run: who it is, for whoever looks for it. */
 static taste_status sign(const run_place *place, taste_error *error) {
     char holder[HOLDER_BYTES], processes[48];
     snprintf(processes, sizeof processes, "%ld %ld\n", (long)getpid(), (long)getppid());
-    int length = snprintf(holder, sizeof holder, "%.200s (process %ld)\n", place->name, (long)getpid());
-    if (ftruncate(place->lock, 0) != 0 || pwrite(place->lock, holder, (size_t)length, 0) != length)
-        return failed("write", "the lock", error);
-    return keep(place, "process", processes, error);
+    snprintf(holder, sizeof holder, "%.200s (process %ld)\n", place->name, (long)getpid());
+    taste_status status = io_write_holder(place->lock, "the lock", holder, error);
+    return status == TASTE_STATUS_OK ? keep(place, "process", processes, error) : status;
 }
 
 static void redirect(const run_place *place) {
@@ -127,9 +114,9 @@ static taste_status begin(const run_place *place, int ready, int *out_is_run, in
                           taste_error *error) {
     char path[IO_PATH_BYTES];
     name_file(place, "exit", path);
-    if (unlink(path) != 0 && errno != ENOENT) return failed("remove", path, error);
+    if (unlink(path) != 0 && errno != ENOENT) return io_failed("remove", path, error);
     pid_t run = fork();
-    if (run < 0) return failed("begin a process in", place->folder, error);
+    if (run < 0) return io_failed("begin a process in", place->folder, error);
     *out_is_run = run == 0;
     if (run > 0) {
         if (ready >= 0) close(ready);
@@ -139,7 +126,7 @@ static taste_status begin(const run_place *place, int ready, int *out_is_run, in
     taste_status status = sign(place, error);
     redirect(place);
     if (ready < 0) return status;
-    if (status == TASTE_STATUS_OK && write(ready, "+", 1) != 1) status = failed("tell who began", place->folder, error);
+    if (status == TASTE_STATUS_OK && write(ready, "+", 1) != 1) status = io_failed("tell who began", place->folder, error);
     close(ready);
     return status;
 }
@@ -158,9 +145,9 @@ static taste_status await(const run_place *place, int ready, taste_error *error)
 static taste_status start_in_background(const run_place *place, int *out_is_run, int *out_exit_code,
                                         taste_error *error) {
     int ends[2];
-    if (pipe(ends) != 0) return failed("begin a process in", place->folder, error);
+    if (pipe(ends) != 0) return io_failed("begin a process in", place->folder, error);
     pid_t watcher = fork();
-    if (watcher < 0) return failed("begin a process in", place->folder, error);
+    if (watcher < 0) return io_failed("begin a process in", place->folder, error);
     if (watcher > 0) {
         close(ends[1]);
         taste_status status = await(place, ends[0], error);

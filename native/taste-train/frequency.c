@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -197,16 +196,16 @@ static void make_folders(const char *path) {
 /* -1: another process holds it, or it cannot be made; errno says which. */
 static int take_lock(const char *root) {
     char path[IO_PATH_BYTES];
+    taste_error ignored;
+    int file = -1;
     errno = ENOENT;
     if (!state_path(root, "frequency.lock", path)) return -1;
     make_folders(path);
-    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (file >= 0 && flock(file, LOCK_EX | LOCK_NB) != 0) {
-        close(file);
-        errno = EWOULDBLOCK;
-        return -1;
-    }
-    return file;
+    if (io_open_lock(path, &file, &ignored) == TASTE_STATUS_OK) return file;
+    int reason = errno;
+    if (file >= 0) close(file);
+    errno = reason;
+    return -1;
 }
 
 static void read_boot(const char *root, char out[FREQUENCY_WORD_BYTES]) {
@@ -220,7 +219,6 @@ static taste_status write_state(const char *root, taste_error *error) {
     return TASTE_STATUS_OK;
 #else
     char path[IO_PATH_BYTES], boot[FREQUENCY_WORD_BYTES], text[4096];
-    io_writer writer;
     read_boot(root, boot);
     int used = snprintf(text, sizeof text, "taste-frequency 1 %s\n", boot);
     for (uint32_t i = 0; i < held.count; i++) {
@@ -229,9 +227,7 @@ static taste_status write_state(const char *root, taste_error *error) {
                          p->number, p->governor, p->lowest, p->highest, p->setspeed);
     }
     (void)state_path(root, "frequency", path);
-    taste_status status = io_create(&writer, path, error);
-    if (status == TASTE_STATUS_OK) status = io_append(&writer, text, (size_t)used, error);
-    return status == TASTE_STATUS_OK ? io_commit(&writer, error) : status;
+    return io_write_text(path, text, error);
 #endif
 }
 

@@ -34,9 +34,21 @@ taste_status io_append(io_writer *writer, const void *bytes, size_t count, taste
 /* Whether io_create would do; nothing is left behind. */
 taste_status io_try(const char *path, taste_error *error);
 
+/* A small file in one go: what io_create, io_append and io_commit do. */
+taste_status io_write_text(const char *path, const char *text, taste_error *error);
+
 /* fsync, rename, fsync of the folder. After a failure of any of the three functions nothing is left behind. */
 taste_status io_commit(io_writer *writer, taste_error *error);
 void io_discard(io_writer *writer);
+
+/* Why `what` cannot be done to `path`, by errno: NO_SPACE or IO. */
+taste_status io_failed(const char *what, const char *path, taste_error *error);
+
+/* Opens a file and locks it for as long as it is open. BUSY, without a text, where another process has the lock: the file
+ * is open then too, and io_read_holder tells the first line of what its holder wrote ("unknown" before it did). */
+taste_status io_open_lock(const char *path, int *out_file, taste_error *error);
+void io_read_holder(int file, char *out_text, size_t capacity);
+taste_status io_write_holder(int file, const char *path, const char *text, taste_error *error);
 
 /* Opens a file for reading and tells its size; must be closed with close(). */
 taste_status io_open_to_read(const char *path, int *out_file, uint64_t *out_bytes, taste_error *error);

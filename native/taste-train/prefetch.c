@@ -1,9 +1,8 @@
 #include "prefetch.h"
 
-#include <signal.h>
 #include <string.h>
 
-#include "error.h"
+#include "side_thread.h"
 
 static void *serve(void *context) {
     prefetch *p = context;
@@ -27,23 +26,14 @@ static void *serve(void *context) {
 }
 
 taste_status prefetch_start(prefetch *p, const samples *samples, const batch_buffer *batches, taste_error *error) {
-    sigset_t all, before;
     memset(p, 0, sizeof *p);
     p->samples = samples;
     p->batches = batches;
     pthread_mutex_init(&p->mutex, NULL);
     pthread_cond_init(&p->changed, NULL);
-    /* Signals are for the thread that looks at them between steps. */
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    int failed = pthread_create(&p->thread, NULL, serve, p);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failed != 0) {
-        return taste_fail(error, TASTE_STATUS_DOES_NOT_FIT, "no thread for reading the data (%s). Free some memory.",
-                          strerror(failed));
-    }
-    p->running = 1;
-    return TASTE_STATUS_OK;
+    taste_status status = side_thread_start(&p->thread, serve, p, "reading the data", error);
+    p->running = status == TASTE_STATUS_OK;
+    return status;
 }
 
 static void change(prefetch *p, int state) {

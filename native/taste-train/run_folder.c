@@ -2,11 +2,9 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,28 +19,18 @@ static void name_generation(const run_folder *folder, uint32_t generation, char 
     snprintf(out, IO_PATH_BYTES, name_format, folder->path, generation);
 }
 
-static taste_status failed(const char *what, const char *path, taste_error *error) {
-    int full = errno == ENOSPC || errno == EDQUOT;
-    return taste_fail(error, full ? TASTE_STATUS_NO_SPACE : TASTE_STATUS_IO, "cannot %s %.160s (%s). %s", what, path,
-                      strerror(errno), full ? "Free some space." : "Look at the path and the disk.");
-}
-
 static taste_status take_lock(run_folder *folder, taste_error *error) {
-    char path[IO_PATH_BYTES], holder[24] = {0};
+    char path[IO_PATH_BYTES], holder[24];
     snprintf(path, sizeof path, "%s/lock", folder->path);
-    folder->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (folder->lock < 0) return failed("open", path, error);
-    if (flock(folder->lock, LOCK_EX | LOCK_NB) != 0) {
-        if (errno != EWOULDBLOCK) return failed("lock", path, error);
-        if (pread(folder->lock, holder, sizeof holder - 1, 0) <= 0) snprintf(holder, sizeof holder, "unknown");
-        holder[strcspn(holder, "\n")] = 0;
-        return taste_fail(error, TASTE_STATUS_BUSY,
-                          "%.160s is in use by process %s. Wait for it, or use another folder.", folder->path, holder);
+    taste_status status = io_open_lock(path, &folder->lock, error);
+    if (status == TASTE_STATUS_BUSY) {
+        io_read_holder(folder->lock, holder, sizeof holder);
+        return taste_fail(error, status, "%.160s is in use by process %s. Wait for it, or use another folder.",
+                          folder->path, holder);
     }
-    int length = snprintf(holder, sizeof holder, "%ld\n", (long)getpid());
-    if (ftruncate(folder->lock, 0) != 0 || pwrite(folder->lock, holder, (size_t)length, 0) != length)
-        return failed("write", path, error);
-    return TASTE_STATUS_OK;
+    if (status != TASTE_STATUS_OK) return status;
+    snprintf(holder, sizeof holder, "%ld\n", (long)getpid());
+    return io_write_holder(folder->lock, path, holder, error);
 }
 
 /* checkpoint-0.safetensors.123.part: of a run that was killed while it wrote. The lock says that nobody writes now. */
@@ -66,7 +54,7 @@ taste_status run_folder_open(const char *path, run_folder *out, taste_error *err
         return taste_fail(error, TASTE_STATUS_USAGE, "a path of %zu characters is too long. Use a shorter one.",
                           strlen(path));
     }
-    if (mkdir(path, 0777) != 0 && errno != EEXIST) return failed("make the folder", path, error);
+    if (mkdir(path, 0777) != 0 && errno != EEXIST) return io_failed("make the folder", path, error);
     taste_status status = take_lock(out, error);
     if (status == TASTE_STATUS_OK) remove_unfinished(out);
     return status;

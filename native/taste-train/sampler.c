@@ -1,13 +1,12 @@
 #include "sampler.h"
 
 #include <math.h>
-#include <signal.h>
 #include <string.h>
 #include <time.h>
 
 #include "clock.h"
-#include "error.h"
 #include "json.h"
+#include "side_thread.h"
 
 /* What the sensors said; read without the lock on stdout, which some of them take long for. */
 typedef struct reading {
@@ -67,7 +66,6 @@ static void *serve(void *context) {
 }
 
 taste_status sampler_start(sampler *s, const options *options, taste_error *error) {
-    sigset_t all, before;
     pthread_condattr_t monotonic;
     memset(s, 0, sizeof *s);
     if (options->power_every <= 0) return TASTE_STATUS_OK;
@@ -77,17 +75,9 @@ taste_status sampler_start(sampler *s, const options *options, taste_error *erro
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&s->ended, &monotonic);
-    /* Signals are for the thread that looks at them between steps. */
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before);
-    int failed = pthread_create(&s->thread, NULL, serve, s);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (failed != 0) {
-        return taste_fail(error, TASTE_STATUS_DOES_NOT_FIT, "no thread for the power sensor (%s). Free some memory.",
-                          strerror(failed));
-    }
-    s->running = 1;
-    return TASTE_STATUS_OK;
+    taste_status status = side_thread_start(&s->thread, serve, s, "the power sensor", error);
+    s->running = status == TASTE_STATUS_OK;
+    return status;
 }
 
 void sampler_stop(sampler *s) {

@@ -8,13 +8,14 @@
 
 #include "io.h"
 #include "memory.h"
+#include "sensors.h"
 #include "taste.h"
 
 enum { TEXT_BYTES = 16384, MOST_ZONES = 16 };
 
-static uint64_t read_number(const char *root, const char *path, int base) {
+static uint64_t read_number(const char *root, const char *path) {
     char text[64];
-    return io_read_text(root, path, text, sizeof text) > 0 ? strtoull(text, NULL, base) : 0;
+    return io_read_text(root, path, text, sizeof text) > 0 ? strtoull(text, NULL, 10) : 0;
 }
 
 /* Second number of every task's schedstat: time spent runnable but not running. */
@@ -65,9 +66,10 @@ void taint_read(const char *root, taint_counters *out) {
         (void)memory_find_number(text, "pswpin", &out->pages_swapped_in);
     }
     out->waiting_ns = waiting_ns(root);
-    out->throttle_bits = read_number(root, "/sys/devices/platform/soc/soc:firmware/get_throttled", 16);
+    int64_t bits = sensors_throttle_bits(root);
+    out->throttle_bits = bits > 0 ? (uint64_t)bits : 0;
     out->throttle_count = throttle_count(root);
-    out->frequency_khz = read_number(root, "/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq", 10);
+    out->frequency_khz = read_number(root, "/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq");
 }
 
 int taint_judge(const taint_counters *before, const taint_counters *after, double elapsed_s, uint32_t threads,

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from cross.target import Target, find_target
 from host_control.cli import main
+from host_control.emulation.state import find_up
 from tests.debian_root import make_root
 from tests.host import host_target
 from tests.packed_data import MEAN, STD, normalised, pack
@@ -27,6 +28,7 @@ _EXAMPLES = ("train_on_the_board.py", "learn_on_the_board.py")
 _DEBIAN = "python3,python3-cffi,python3-numpy,python3-psutil"
 _VERSIONS = "import sys, numpy, cffi; print('%d.%d' % sys.version_info[:2], numpy.__version__, cffi.__version__)"
 _ROWS, _STEPS = 20, 6
+_CURRENT = ".local/share/taste-edge/current"
 
 
 def samples() -> tuple[
@@ -96,6 +98,26 @@ def test_python_trains_with_the_bits_of_the_program(
     pack(there / "stream", np.repeat(x, 10, axis=0), np.repeat(y, 10))
     learn = ("/usr/bin/python3", _EXAMPLES[1], f"{current}/libtaste.so", "stream")
     assert root.run("/home/board", *learn, PYTHONPATH=current).startswith("200 samples, 20 updates: ")
+
+
+@pytest.mark.acceptance
+@pytest.mark.needs("netns-boards", "zig")
+def test_a_board_over_ssh_trains_in_python_too(
+    board_up: Callable[..., str], built: Callable[..., Path], tmp_path: Path
+) -> None:
+    """From `board up --packages` on: sent over SSH, imported there by its own user's Python."""
+    name = board_up("rpi5-netns", packages=("python3", "python3-cffi", "python3-numpy"))
+    build = built("mlp", "rpi5", input_shape=(2, 16, 16))
+    losses, _ = trained_by_the_program(find_target("rpi5"), build, tmp_path)
+    assert main(["deploy", "--python", "--build", str(build), "--board", name, "--out", str(tmp_path / "deploy")]) == 0
+    x, y = samples()
+    pack(tmp_path / "train", x, y, MEAN, STD)
+    ssh = ["-F", str(find_up(name))]
+    files = [str(tmp_path / "train"), *(str(_ROOT / "examples" / example) for example in _EXAMPLES)]
+    subprocess.run(["scp", "-q", *ssh, *files, f"{name}:"], check=True)
+    line = f"PYTHONPATH={_CURRENT} python3 {_EXAMPLES[0]} {_CURRENT} train ours"
+    said = subprocess.run(["ssh", *ssh, name, line], capture_output=True, text=True, check=True, timeout=300).stdout
+    assert [float(step.split()[-1]) for step in said.splitlines()] == losses
 
 
 @pytest.mark.needs("zig")

@@ -74,7 +74,7 @@ def test_python_trains_with_the_bits_of_the_program(
     losses, weights = trained_by_the_program(find_target(name), build, tmp_path)
     assert len(losses) == _STEPS
 
-    wheels = () if target else ("numpy==1.24.*", "cffi==1.15.*", "pycparser")
+    wheels = () if target else ("numpy==1.24.*", "cffi==1.15.*", "pycparser==2.21")
     root = make_root(tmp_path / "root", suite, architecture, _DEBIAN if target else "python3", wheels)
     there = root.folder / "home/board"
     there.mkdir(parents=True)

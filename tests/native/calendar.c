@@ -1,5 +1,4 @@
 /* Preloaded: a calendar that is set an hour back, or forward, at every look. The monotonic clock is left as it is. */
-#define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <sys/time.h>

@@ -95,6 +95,8 @@ def test_missing_packages_are_named_in_one_line(monkeypatch: pytest.MonkeyPatch,
     assert caught.value.exit_code == 22 and "\n" not in str(caught.value)
     named = str(caught.value).partition("--no-install-recommends ")[2].split()
     assert {"mmdebstrap", "e2fsprogs", "kmod", "qemu-system-misc", "qemu-utils", "openssh-client"} <= set(named)
+    with pytest.raises(MissingToolError, match="device-tree-compiler"):
+        packages.check_packages(find_emulated("rpi4-vm"), build=False, cpufreq=True)
     with pytest.raises(MissingToolError, match="qemu-user-static"):
         packages.check_packages(find_emulated("rpi4-netns"), build=False)
 
@@ -111,6 +113,8 @@ def test_without_root_a_netns_board_names_the_vm(monkeypatch: pytest.MonkeyPatch
     [
         (["up", "rpi4-vm", "--memory", "1M"], "too little for Debian"),
         (["up", "rpi4-netns", "--icount"], "--icount needs a machine of its own"),
+        (["up", "rpi4-netns", "--cpufreq"], "--cpufreq needs an arm64 machine of its own"),
+        (["up", "bpi-f3-vm", "--cpufreq"], "--cpufreq needs an arm64 machine of its own"),
         (["up", "pdp11-vm"], "unknown emulated board"),
         (["down", "pdp11-vm"], "unknown emulated board"),
     ],

@@ -194,6 +194,7 @@ def test_dry_run(data: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path)
         (("--effective-batch", "41"), 2, "more than the 40 training samples"),
         (("--lr", "-1"), 2, "-1 is not above zero"),
         (("--lr", "nan"), 2, "not a finite number"),
+        (("--lr", "1e30"), 2, "1e30 is too large"),
         (("--warmup", "1.5"), 2, "not a share from 0 to below 1"),
         (("--batch-size", "many"), 2, "not a whole number"),
         (("--board", "recorded:none.json"), 2, "no recorded table"),

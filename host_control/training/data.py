@@ -94,9 +94,11 @@ def check_classes(args: argparse.Namespace, data: PackedDataSet) -> None:
 def check_shape(model_shape: Sequence[int], data: PackedDataSet) -> None:
     """UsageError where the model takes other samples than the data has."""
     if tuple(model_shape) != data.shape:
+        planes = len(model_shape) == len(data.shape) == 3 and model_shape[0] != data.shape[0]
+        remedy = f"Save images of {model_shape[0]} planes" if planes else "Pack it with --size"
         raise UsageError(
             f"the model takes samples of {'x'.join(map(str, model_shape))}, {data.source} is packed as "
-            f"{'x'.join(map(str, data.shape))}. Pack it with --size, or give --input-shape."
+            f"{'x'.join(map(str, data.shape))}. {remedy}, or give --input-shape to a zoo model."
         )
 
 

@@ -26,7 +26,8 @@ from tests.packed_data import MEAN, STD, normalised, pack
 _ROOT = Path(__file__).resolve().parent.parent
 _EXAMPLES = ("train_on_the_board.py", "learn_on_the_board.py")
 _DEBIAN = "python3,python3-cffi,python3-numpy,python3-psutil"
-_VERSIONS = "import sys, numpy, cffi; print('%d.%d' % sys.version_info[:2], numpy.__version__, cffi.__version__)"
+_IMPORT = """import device_runtime, device_runtime.monitor as m; m.Monitor().read()
+import sys, numpy, cffi; print('%d.%d' % sys.version_info[:2], numpy.__version__, cffi.__version__)"""
 _ROWS, _STEPS = 20, 6
 _CURRENT = ".local/share/taste-edge/current"
 
@@ -83,10 +84,7 @@ def test_python_trains_with_the_bits_of_the_program(
         patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         assert main(["deploy", "--python", "--build", str(build), "--out", str(tmp_path / "deploy"), *board]) == 0
     current = "/home/board/taste-edge/current"
-    root.run(
-        current, "/usr/bin/python3", "-c", "import device_runtime, device_runtime.monitor as m; m.Monitor().read()"
-    )
-    assert re.fullmatch(versions, root.run("/", "/usr/bin/python3", "-c", _VERSIONS).strip())
+    assert re.fullmatch(versions, root.run(current, "/usr/bin/python3", "-c", _IMPORT).strip())
 
     for example in _EXAMPLES:
         shutil.copy(_ROOT / "examples" / example, there)

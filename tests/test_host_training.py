@@ -258,6 +258,13 @@ def test_a_file_of_two_outputs_asks_which_before_anything_is_packed(
     assert not (tmp_path / "cache").exists()
 
 
+def test_images_of_other_planes_than_a_file_takes_are_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("colour.onnx").write_bytes(ZOO["resnet8"].build((3, 8, 8), 2).SerializeToString())
+    code, _, err = train(capsys, "--model", "colour.onnx", "--data", data)
+    assert code == 2 and "takes samples of 3x8x8" in err and "packed as 1x8x8. Save images of 3 planes" in err
+    assert err.count("\n") == 1
+
+
 def test_bad_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     code, _, err = train(capsys, "--data", tmp_path / "empty", lines=False)

@@ -92,7 +92,7 @@ def _debian_roots() -> str | None:
     return f"install {', '.join(missing)}" if missing else None
 
 
-def _emulated(board: str) -> Probe:
+def _emulated(board: str, *, cpufreq: bool = False) -> Probe:
     """What `board up` itself finds missing, packages for an image included."""
 
     def probe() -> str | None:
@@ -102,7 +102,7 @@ def _emulated(board: str) -> Probe:
         from host_control.emulation.packages import check_packages
 
         try:
-            check_packages(find_emulated(board), build=True)
+            check_packages(find_emulated(board), build=True, cpufreq=cpufreq)
             if board.endswith("-netns"):
                 check_rights(find_emulated(board))
         except MissingToolError as error:
@@ -110,15 +110,6 @@ def _emulated(board: str) -> Probe:
         return None
 
     return probe
-
-
-def cpufreq_board() -> str | None:
-    """The board that TASTE_CPUFREQ_BOARD names, as --board takes it, or None."""
-    return os.environ.get("TASTE_CPUFREQ_BOARD") or None
-
-
-def _cpufreq_board() -> str | None:
-    return None if cpufreq_board() else "TASTE_CPUFREQ_BOARD names no board whose frequency may be set (docs/power.md)"
 
 
 def _cpu(flag: str) -> Probe:
@@ -145,9 +136,8 @@ NEEDS: Mapping[str, Probe] = {
     "boards": _boards,
     "buildah": _buildah,
     "debian-roots": _debian_roots,
-    "vm-boards": lambda: _emulated("rpi4-vm")() or _emulated("bpi-f3-vm")(),
+    "vm-boards": lambda: _emulated("rpi4-vm", cpufreq=True)() or _emulated("bpi-f3-vm")(),
     "netns-boards": lambda: _emulated("rpi4-netns")() or _emulated("bpi-f3-netns")(),
-    "cpufreq-board": _cpufreq_board,
     "avx2": _cpu("avx2"),
     "avx512": _cpu("avx512f"),
 }

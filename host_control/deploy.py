@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cross.errors import CorruptInputError, FileError, NoSpaceError, TasteError, UsageError
-from host_control.connection import Connection, RunResult
+from host_control.connection import Connection, RunResult, shell_line
 
 PROGRAM, LIBRARY = "taste-train", "libtaste.so"
 _PACKAGE = Path(__file__).resolve().parent.parent / "device_runtime"
@@ -77,11 +77,12 @@ def upload(connection: Connection, build_dir: Path, folder: str, names: Sequence
     sources = {name: _source(build_dir, name) for name in names}
     hashes = _hash_build(build_dir, sources)
     objects = {name: _object(folder, digest, name) for name, digest in hashes.items()}
-    _command(connection, ["mkdir", "-p", f"{folder}/deployments", *map(posixpath.dirname, objects.values())])
     present = [name for name, path in objects.items() if connection.size(path) == sources[name].stat().st_size]
     read = _board_sha256(connection, [objects[name] for name in present])
     absent = [name for name in objects if read.get(objects[name]) != hashes[name]]
-    _check_space(connection, folder, sum(sources[name].stat().st_size for name in absent))
+    if absent:
+        _command(connection, ["mkdir", "-p", *(posixpath.dirname(objects[name]) for name in absent)])
+        _check_space(connection, folder, sum(sources[name].stat().st_size for name in absent))
     try:
         sent = sum(_send(connection, sources[name], f"{objects[name]}.part") for name in absent)
     except (FileError, NoSpaceError):
@@ -106,6 +107,7 @@ def activate(connection: Connection, deployment: Deployment) -> None:
     if before is not None:
         _point(connection, folder, "previous", before)
     _point(connection, folder, "current", target)
+    _steps(connection, _sync(folder))
     _prune(connection, folder, {deployment.id, posixpath.basename(before or "")})
 
 
@@ -131,14 +133,19 @@ def roll_back(connection: Connection, folder: str, previous: str) -> None:
     _point(connection, folder, "current", f"deployments/{previous}")
     if current is not None:
         _point(connection, folder, "previous", current)
+    _steps(connection, _sync(folder))
 
 
 def _point(connection: Connection, folder: str, name: str, target: str) -> None:
-    """Let the link `name` lead to `target`: by one rename, and on the disk."""
-    _command(connection, ["rm", "-rf", f"{folder}/{name}.part"])
-    connection.link(target, f"{folder}/{name}.part")
-    connection.rename(f"{folder}/{name}.part", f"{folder}/{name}")
-    _sync(connection, folder)
+    """Let the link `name` lead to `target`, by one rename."""
+    part = f"{folder}/{name}.part"
+    try:
+        connection.link(target, part)
+    except FileError:
+        # What an interrupted switch has left.
+        _command(connection, ["rm", "-rf", part])
+        connection.link(target, part)
+    connection.rename(part, f"{folder}/{name}")
 
 
 def upload_file(connection: Connection, source: Path, folder: str) -> tuple[str, int]:
@@ -262,14 +269,14 @@ def _settle(connection: Connection, objects: Mapping[str, str]) -> None:
                 f"{posixpath.basename(path)} arrived on {connection.name} with SHA-256 {arrived[part][:16]}..., not "
                 f"{objects[path][:16]}... Deploy again; if it stays, check the board's storage."
             )
-    for mode, wanted in (("755", True), ("644", False)):
-        alike = [part for path, part in parts.items() if (posixpath.basename(path) in _EXECUTABLE) == wanted]
-        if alike:
-            _command(connection, ["chmod", mode, *alike])
-    _sync(connection, *parts.values())
-    for path, part in parts.items():
-        connection.rename(part, path)
-    _sync(connection, *map(posixpath.dirname, objects))
+    modes = {path: "755" if posixpath.basename(path) in _EXECUTABLE else "644" for path in parts}
+    _steps(
+        connection,
+        *(shell_line(["chmod", modes[path], part]) for path, part in parts.items()),
+        _sync(*parts.values()),
+        *(shell_line(["mv", "-f", part, path]) for path, part in parts.items()),
+        _sync(*map(posixpath.dirname, objects)),
+    )
 
 
 def _full_disk(connection: Connection, part: str, total: int, error: TasteError) -> TasteError:
@@ -303,13 +310,15 @@ def _link_objects(connection: Connection, deployment: Deployment, hashes: Mappin
     final = f"{deployment.folder}/deployments/{deployment.id}"
     if connection.names(final) == sorted({name.partition("/")[0] for name in hashes}):
         return
-    _command(connection, ["rm", "-rf", f"{final}.part", final])
-    folders = {posixpath.dirname(f"{final}.part/{name}") for name in hashes}
-    _command(connection, ["mkdir", "-p", *sorted(folders)])
-    for name, digest in hashes.items():
-        connection.link(_target(digest, name), f"{final}.part/{name}")
-    connection.rename(f"{final}.part", final)
-    _sync(connection, f"{deployment.folder}/deployments")
+    targets = {f"{final}.part/{name}": _target(digest, name) for name, digest in hashes.items()}
+    _steps(
+        connection,
+        shell_line(["rm", "-rf", f"{final}.part", final]),
+        shell_line(["mkdir", "-p", *sorted(set(map(posixpath.dirname, targets)))]),
+        *(shell_line(["ln", "-s", target, path]) for path, target in targets.items()),
+        shell_line(["mv", f"{final}.part", final]),
+        _sync(posixpath.dirname(final)),
+    )
 
 
 def _target(digest: str, name: str) -> str:
@@ -347,11 +356,16 @@ def _prune(connection: Connection, folder: str, kept: set[str]) -> None:
         _command(connection, ["rm", "-rf", *surplus], timeout=_SLOW_S)
 
 
-def _sync(connection: Connection, *paths: str) -> None:
-    """To the disk; a `sync` that knows no paths syncs everything, and where there is none nothing can be done."""
-    result = connection.run(["sync", *paths], timeout=_SLOW_S)
-    if result.exit_code not in (0, _NOT_FOUND):
-        raise FileError(f"{connection.name} could not write {paths[0]} to its disk: {result.stderr.strip()}. Check it.")
+def _steps(connection: Connection, *lines: str) -> None:
+    """Lines of a shell, one after the other up to the first that fails, in one command: each costs the link's time, and
+    on a slow board a login shell's."""
+    _command(connection, ["sh", "-c", " && ".join(lines)], timeout=_SLOW_S)
+
+
+def _sync(*paths: str) -> str:
+    """The line that writes `paths` to the disk; a `sync` that knows no paths syncs everything, and where there is none
+    nothing can be done."""
+    return f"{{ {shell_line(['sync', *paths])} || [ $? -eq {_NOT_FOUND} ]; }}"
 
 
 def _command(connection: Connection, arguments: Sequence[str], *, timeout: float | None = None) -> None:

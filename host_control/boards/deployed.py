@@ -154,10 +154,16 @@ class DeployedBoard:
         asked = hashlib.sha256("\0".join([owner, program, *arguments]).encode()).hexdigest()[:12]
         run, lines = self.detached(f"bench-{asked}"), list[str]()
         state = run.patience.keep_trying(run.state)
-        if not (state.status == "running" or (state.status, state.exit_code) == ("ended", 0)):
-            run.start(self.program_words(arguments), self.settings.record)
-        result = run.follow(lines.append, limit_s=limit)
-        run.remove()
+        try:
+            if state.status == "running" or (state.status, state.exit_code) == ("ended", 0):
+                result = run.follow(lines.append, limit_s=limit)
+            else:
+                words = self.program_words(arguments)
+                result = run.run_through(words, self.settings.record, lines.append, limit_s=limit)
+        except KeyboardInterrupt:
+            run.remove()
+            raise
+        run.remove(ended=True)
         if result.exit_code == INTERRUPTED:
             raise KeyboardInterrupt
         return replace(result, stdout="\n".join(lines))

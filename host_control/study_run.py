@@ -113,7 +113,8 @@ class StudyRun:
         assert self.built is not None, "a deployed board has a build"
         minimum = 1 if self.args.inference else self.built.minimum_batch
         budget = memory_budget(self.board.facts().memory_available_bytes, self.args.memory)
-        return make_space(session_memory(self.board.info(), self.program), budget, self.args.max_batch_size, minimum)
+        memory = session_memory(self.board.info(), self.program, fused=True)
+        return make_space(memory, budget, self.args.max_batch_size, minimum)
 
     def _key(self) -> StudyKey:
         from host_control.study import StudyKey
@@ -207,7 +208,7 @@ class StudyRun:
         more: dict[str, Any] = {"board_name": self.board.name, "program": self.program}
         if isinstance(self.board, DeployedBoard):
             facts = asdict(self.board.facts())
-            more["memory"] = asdict(session_memory(self.board.info(), self.program))
+            more["memory"] = asdict(session_memory(self.board.info(), self.program, fused=True))
         if self.built is not None:
             names = ("model", "target", "build_id", "version", "features", "vector_bits")
             more["build"] = {name: self.built.manifest.get(name) for name in names} | {"sha256": self.built.sha256}

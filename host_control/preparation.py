@@ -48,9 +48,15 @@ class Built:
         return int(self.manifest.get("minimum_batch", 1))
 
 
-def session_memory(info: Mapping[str, Any], program: str) -> MemoryForm:
-    """Closed form of what a session of `program` takes, from `taste-train info`; UsageError if the build lacks it."""
+def session_memory(info: Mapping[str, Any], program: str, *, fused: bool = False) -> MemoryForm:
+    """Closed form of what a session of `program` takes, from `taste-train info`; UsageError if the build lacks it.
+
+    `fused`: of training steps that neither accumulate nor clip, as those that are measured: they run train_fused where the
+    build has it.
+    """
     programs = info.get("programs", {})
+    if fused and f"{program}_fused" in programs:
+        program = f"{program}_fused"
     if program not in programs:
         raise UsageError(f"this build holds no program {program!r}, but: {', '.join(programs) or 'none'}.")
     return MemoryForm(int(programs[program]["fixed_bytes"]), int(programs[program]["per_sample_bytes"]))

@@ -84,6 +84,14 @@ def _buildah() -> str | None:
     return _programs("buildah", "mmdebstrap", package="buildah and mmdebstrap")()
 
 
+def _debian_roots() -> str | None:
+    if os.geteuid() != 0:
+        return "roots are unpacked and entered as root"
+    packages = {"mmdebstrap": "mmdebstrap", "qemu-aarch64-static": "qemu-user-static", "unshare": "util-linux"}
+    missing = [package for program, package in packages.items() if not shutil.which(program)]
+    return f"install {', '.join(missing)}" if missing else None
+
+
 def _emulated(board: str, *, cpufreq: bool = False) -> Probe:
     """What `board up` itself finds missing, packages for an image included."""
 
@@ -127,6 +135,7 @@ NEEDS: Mapping[str, Probe] = {
     "busybox": _programs("busybox", package="busybox"),
     "boards": _boards,
     "buildah": _buildah,
+    "debian-roots": _debian_roots,
     "vm-boards": lambda: _emulated("rpi4-vm", cpufreq=True)() or _emulated("bpi-f3-vm")(),
     "netns-boards": lambda: _emulated("rpi4-netns")() or _emulated("bpi-f3-netns")(),
     "avx2": _cpu("avx2"),

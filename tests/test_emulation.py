@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tarfile
+import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +20,7 @@ import pytest
 
 from cross.errors import BusyError, MissingToolError, TasteError, UsageError
 from cross.probe import check_runs_on, cpu_fields, parse_probe
-from cross.target import find_target
+from cross.target import find_target, load_targets
 from host_control.boards import open_board
 from host_control.cli import main
 from host_control.emulation import lifecycle, namespace_board, packages
@@ -39,6 +41,8 @@ from host_control.emulation.state import (
     start_of,
     write_board,
 )
+
+_ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -357,7 +361,28 @@ def test_a_cap_that_cannot_be_set_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_target_with_an_emulator_has_both_boards() -> None:
-    assert {board.target.name for board in load_catalogue().values()} == {
-        "rpi3", "rpi4", "rpi5", "jetson-xavier", "generic-arm64", "visionfive2", "bpi-f3", "generic-riscv64", "generic-riscv64-v"
-    }  # fmt: skip
+    boards = [target.name for target in load_targets().values() if target.arch != "x86_64"]
+    assert set(load_catalogue()) == {f"{name}-{kind}" for name in boards for kind in ("vm", "netns")}
+    assert {"rpi4-vm", "visionfive2-netns", "bpi-f3-vm"} <= set(load_catalogue())
     assert find_emulated("rpi4-vm").cpu == find_target("rpi4").qemu[1] == "cortex-a72"
+
+
+def test_the_lines_of_a_new_board_in_the_documentation_are_all_it_takes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    block = re.search(
+        r"^    \[rock5\]\n(?:    .+\n)+", (_ROOT / "docs/boards.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert block is not None and block[0].count("\n") <= 13
+    table = (_ROOT / "cross/boards.toml").read_text(encoding="utf-8")
+    (tmp_path / "boards.toml").write_text(f"{table}\n{textwrap.dedent(block[0])}", encoding="utf-8")
+    monkeypatch.setattr("cross.target.resources.files", lambda _: tmp_path)
+    try:
+        for known in (load_targets, load_catalogue):
+            known.cache_clear()
+        assert main(["board", "list"]) == 0
+        assert {"rock5", "rock5-vm", "rock5-netns"} <= set(capsys.readouterr().out.split())
+        assert find_emulated("rock5-vm").cpu == "cortex-a76" and find_target("rock5").emulator("x")[0] == "qemu-aarch64"
+    finally:
+        for known in (load_targets, load_catalogue):
+            known.cache_clear()

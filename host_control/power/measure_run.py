@@ -136,7 +136,7 @@ class _Run:
         return wanted
 
     def _fitting(self) -> tuple[int, ...]:
-        memory = session_memory(self.info, "train")
+        memory = session_memory(self.info, "train", fused=True)
         free = self.board.facts().memory_available_bytes
         limit = min(free, self.args.memory or free)
         fitting = tuple(

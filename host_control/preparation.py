@@ -241,9 +241,11 @@ def built_for(args: argparse.Namespace, board: DeployedBoard, out: Path, console
     return built
 
 
-def send(board: DeployedBoard, built: Built, console: Console) -> DeployResult:
-    """Upload a build; says what had to be sent."""
-    sent = board.deploy(built.folder)
+def send(board: DeployedBoard, built: Built, console: Console, *, python: bool = False) -> DeployResult:
+    """Upload a build; says what had to be sent. `python`: with what Python on the board needs of it."""
+    from host_control.deploy import PROGRAM_FILES, PYTHON_FILES
+
+    sent = board.deploy(built.folder, files=PYTHON_FILES if python else PROGRAM_FILES)
     what = f"sent {mib(sent.sent_bytes)}" if sent.sent_bytes else "nothing to send, it is there already"
     console.event("deploy", remote_dir=sent.remote_dir, sha256=sent.sha256, sent_bytes=sent.sent_bytes)
     console.line(f"{board.name}: {what} ({sent.remote_dir})")

@@ -206,9 +206,13 @@ class Connection:
             try:
                 with files.open(os.fsencode(path), "r") as reader:
                     reader.seek(offset)
-                    while len(data) < READ_BYTES and (block := reader.read(_BLOCK_BYTES)):
+                    while len(data) < READ_BYTES:
+                        block = reader.read(_BLOCK_BYTES)
                         data += block
                         watch.extend()
+                        # A short one has met the end: asking again would take the link's time once more.
+                        if len(block) < _BLOCK_BYTES:
+                            break
             except FileNotFoundError:
                 return None
         return bytes(data)

@@ -44,6 +44,9 @@ from host_control.ssh_host_key import check_host_key, known_kinds
 _QUIET_SHARE = 0.25
 _BLOCK_BYTES = 32 << 10
 _MAX_JUMPS = 8
+_SLICE_S = 1.0
+_NEVER_S = 1e6
+"""Of paramiko's own limits, which go by the clock: the watch ends what takes too long."""
 
 # Failures reach the user as one line of ours; paramiko's tracebacks of its own thread would come before it.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -62,9 +65,13 @@ class _Watch(threading.Thread):
         self._until = time.monotonic() + self._seconds
 
     def run(self) -> None:
-        while (left := self._until - time.monotonic()) > 0:
-            if self._done.wait(left):
+        while (left := self._until - (now := time.monotonic())) > 0:
+            if self._done.wait(min(left, _SLICE_S)):
                 return
+            # Where this process itself was stopped (Ctrl-Z, a suspended machine), nobody has waited.
+            stopped = time.monotonic() - now - _SLICE_S
+            if stopped > _SLICE_S:
+                self._until += stopped
         self.expired = True
         self._link.abort()
 
@@ -258,7 +265,7 @@ class Connection:
         """A byte stream to another host, as seen from this one."""
         transport = self.open()
         with self._bounded(f"reach {address}:{port}"):
-            return transport.open_channel("direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=self._answer_s)
+            return transport.open_channel("direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=_NEVER_S)
 
     def _negotiate(self) -> paramiko.Transport:
         """A transport whose keys are exchanged, and nothing else: nobody has checked yet who it is."""
@@ -266,11 +273,11 @@ class Connection:
         try:
             with self._bounded("exchange keys"):
                 transport = self._transport = paramiko.Transport(self._socket)
-                transport.banner_timeout = transport.auth_timeout = transport.channel_timeout = self._answer_s
+                transport.banner_timeout = transport.auth_timeout = transport.channel_timeout = _NEVER_S
                 options, known = transport.get_security_options(), known_kinds(self.host)
                 # Another kind of key of the same host would look like a change.
                 options.key_types = sorted(options.key_types, key=lambda kind: kind not in known)
-                transport.start_client(timeout=self._answer_s)
+                transport.start_client(timeout=_NEVER_S)
                 transport.get_remote_server_key()
         except paramiko.ssh_exception.IncompatiblePeer as error:
             raise CompatibilityError(f"{self.host} and this host share no cipher: {error}. Update its sshd.") from error
@@ -297,7 +304,7 @@ class Connection:
     def _open_session(self) -> paramiko.Channel:
         transport = self.open()
         with self._bounded("open a channel"):
-            return transport.open_session(timeout=self._answer_s)
+            return transport.open_session(timeout=_NEVER_S)
 
     def _close_channel(self, channel: paramiko.Channel) -> None:
         with contextlib.suppress(TasteError), self._bounded("close a channel"):

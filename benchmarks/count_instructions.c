@@ -1,10 +1,11 @@
 /* A plugin for QEMU's user emulation: how often each block of code ran, and what a model of two caches makes of its data.
  *
- *   qemu-aarch64 -plugin libcount.so,out=FILE[,caches=on,l1=KIB:WAYS,l2=KIB:WAYS] PROGRAM ...
+ *   qemu-aarch64 -plugin libcount.so,out=FILE[,caches=on,l1=KIB:WAYS,l2=KIB:WAYS][,mark=SYSCALL] PROGRAM ...
  *
  * FILE gets one line a block, `block ADDRESS INSTRUCTIONS EXECUTIONS`, and with caches a last line
  * `memory ACCESSES L1_MISSES L2_MISSES`. Counts are exact for a program that computes in one thread. Caches: 64-byte lines,
- * least recently used, written lines allocated, one cache for all threads, no prefetching.
+ * least recently used, written lines allocated, one cache for all threads, no prefetching. With `mark`, what is counted is what
+ * runs between the program's first and second call of that system call.
  *
  * Debian's QEMU comes without its plugin header: what is used of its interface (version 1, QEMU 4.2 to 8) is declared here.
  * Built by benchmarks/instructions.py. */
@@ -24,10 +25,13 @@ enum { CALLBACK_USES_NO_REGISTERS = 0, INLINE_ADD_U64 = 0, READS_AND_WRITES = 3 
 typedef void (*on_translation)(qemu_plugin_id_t, struct qemu_plugin_tb *);
 typedef void (*on_access)(unsigned, qemu_plugin_meminfo_t, uint64_t, void *);
 typedef void (*on_exit_call)(qemu_plugin_id_t, void *);
+typedef void (*on_system_call)(qemu_plugin_id_t, unsigned, int64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t,
+                               uint64_t, uint64_t, uint64_t);
 void qemu_plugin_register_vcpu_tb_trans_cb(qemu_plugin_id_t, on_translation);
 void qemu_plugin_register_vcpu_tb_exec_inline(struct qemu_plugin_tb *, int, void *, uint64_t);
 void qemu_plugin_register_vcpu_mem_cb(struct qemu_plugin_insn *, on_access, int, int, void *);
 void qemu_plugin_register_atexit_cb(qemu_plugin_id_t, on_exit_call, void *);
+void qemu_plugin_register_vcpu_syscall_cb(qemu_plugin_id_t, on_system_call);
 size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *);
 uint64_t qemu_plugin_tb_vaddr(const struct qemu_plugin_tb *);
 struct qemu_plugin_insn *qemu_plugin_tb_get_insn(const struct qemu_plugin_tb *, size_t);
@@ -53,6 +57,8 @@ static block *buckets[BUCKETS];
 static cache caches[2];
 static int with_caches;
 static uint64_t accesses;
+static int64_t mark = -1; /* a system call's number; -1: count from start to end */
+static int marks;
 static char out_path[PATH_BYTES];
 
 static block *block_of(uint64_t address, uint64_t instructions) {
@@ -101,10 +107,15 @@ static void note_translation(qemu_plugin_id_t id, struct qemu_plugin_tb *tb) {
     }
 }
 
-static void write_counts(qemu_plugin_id_t id, void *context) {
+static void forget_counts(void) {
+    for (size_t i = 0; i < BUCKETS; i++) {
+        for (block *b = buckets[i]; b != NULL; b = b->next) b->executions = 0;
+    }
+    accesses = caches[0].misses = caches[1].misses = 0;
+}
+
+static void write_counts(void) {
     FILE *out = fopen(out_path, "w");
-    (void)id;
-    (void)context;
     if (out == NULL) {
         perror(out_path);
         return;
@@ -119,6 +130,21 @@ static void write_counts(qemu_plugin_id_t id, void *context) {
         fprintf(out, "memory %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", accesses, caches[0].misses, caches[1].misses);
     }
     fclose(out);
+}
+
+static void note_exit(qemu_plugin_id_t id, void *context) {
+    (void)id;
+    (void)context;
+    if (mark < 0) write_counts();
+}
+
+static void note_system_call(qemu_plugin_id_t id, unsigned cpu, int64_t number, uint64_t a, uint64_t b, uint64_t c,
+                             uint64_t d, uint64_t e, uint64_t f, uint64_t g, uint64_t h) {
+    (void)id, (void)cpu, (void)a, (void)b, (void)c, (void)d, (void)e, (void)f, (void)g, (void)h;
+    if (number != mark) return;
+    marks++;
+    if (marks == 1) forget_counts();
+    if (marks == 2) write_counts();
 }
 
 static int set_cache(cache *c, const char *text) {
@@ -138,6 +164,7 @@ static int set_option(const char *option) {
     }
     if (strncmp(option, "l1=", 3) == 0) return set_cache(&caches[0], option + 3);
     if (strncmp(option, "l2=", 3) == 0) return set_cache(&caches[1], option + 3);
+    if (strncmp(option, "mark=", 5) == 0) return sscanf(option + 5, "%" SCNd64, &mark) == 1 ? 0 : -1;
     if (strcmp(option, "caches=on") == 0) return with_caches = 1, 0;
     return -1;
 }
@@ -156,6 +183,7 @@ EXPORTED int qemu_plugin_install(qemu_plugin_id_t id, const struct qemu_info_t *
         return -1;
     }
     qemu_plugin_register_vcpu_tb_trans_cb(id, note_translation);
-    qemu_plugin_register_atexit_cb(id, write_counts, NULL);
+    qemu_plugin_register_atexit_cb(id, note_exit, NULL);
+    if (mark >= 0) qemu_plugin_register_vcpu_syscall_cb(id, note_system_call);
     return 0;
 }

@@ -78,12 +78,16 @@ def count(
     out: Path,
     *,
     caches: bool = False,
+    mark: int | None = None,
     limit_s: float = 3600.0,
     environment: Mapping[str, str] | None = None,
     emulator_flags: Sequence[str] = (),
 ) -> Counts:
-    """Run a program of the target's under its own CPU to the end and read what it executed."""
+    """Run a program of the target's under its own CPU to the end and read what it executed; with `mark`, only between its
+    first and second system call of that number."""
     options = f"{plugin},out={out}"
+    if mark is not None:
+        options += f",mark={mark}"
     if caches:
         options += f",caches=on,l1={target.l1_kib}:{L1_WAYS},l2={target.l2_kib}:{L2_WAYS}"
     words = [target.qemu[0], "-cpu", target.qemu[1], "-plugin", options, *emulator_flags, *command]

@@ -5,10 +5,11 @@
     python benchmarks/instructions.py --targets rpi4 --torch-root DIR            # PyTorch's aarch64 wheel, in a Debian root
     python benchmarks/instructions.py --targets bpi-f3 --scalar --kernels        # which operators V does not help
 
-A count is the difference between a run of two steps and one of one step, one thread each: start-up is in neither. `per MAC/4`
-divides by a quarter of the multiply-adds of the direct algorithm, what a core with vectors of four floats needs at least.
-With --caches, misses of a model (benchmarks/count_instructions.c) with the target's cache sizes; three times slower. Nothing
-here is a time. Progress goes to stderr.
+A count is that of a second step, one thread: ours is a run of two steps less one of one step; PyTorch, whose start under QEMU
+takes longer than its steps, marks the step itself (benchmarks/peers/torch_steps.py). `per MAC/4` divides by a quarter of the
+multiply-adds of the direct algorithm, what a core with vectors of four floats needs at least. With --caches, misses of a model
+(benchmarks/count_instructions.c) with the target's cache sizes; three times slower. Nothing here is a time. Progress goes to
+stderr.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ from host_control.flags import input_shape, positive, seconds  # noqa: E402
 Row = dict[str, Any]
 OPERATORS = ("conv2d", "winograd", "dense", "matmul", "weight_transpose", "matrix_transpose")
 """Stems of kernels that multiply matrices, and of what prepares their weights."""
+
+GETSID = 156
+"""The system call that marks a step: its number where Linux has its generic table (aarch64, riscv64)."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,7 @@ def _ours(work: Work, target: Target, plugin: Path, scratch: Path) -> Row:
     return _row("taste-edge", target, work, step) | {"kernels": _kernels(work, target, functions)}
 
 
-def _step_of(work: Work, target: Target, command: list[str], plugin: Path, scratch: Path, **options: Any) -> Counts:
+def _step_of(work: Work, target: Target, command: list[str], plugin: Path, scratch: Path) -> Counts:
     """Counts of one step: two steps less one."""
     runs = []
     for steps in (2, 1):
@@ -161,7 +165,7 @@ def _step_of(work: Work, target: Target, command: list[str], plugin: Path, scrat
         )
         words = [*command, str(steps)]
         out = scratch / "counts.txt"
-        runs.append(count(target, words, plugin, out, caches=work.caches, limit_s=work.limit_s, **options))
+        runs.append(count(target, words, plugin, out, caches=work.caches, limit_s=work.limit_s))
         _say(f"{runs[-1].instructions:,} instructions")
     return runs[0] - runs[1]
 
@@ -230,15 +234,19 @@ def _torch_python(root: Path) -> Path:
 
 
 def _torch(work: Work, target: Target, root: Path, plugin: Path, scratch: Path) -> Row:
-    """PyTorch's wheel for the same step, in that root's own Python."""
+    """PyTorch's wheel for the same step, in that root's own Python, the second step marked by two calls of getsid."""
     root = root.resolve()
     command = [str(_torch_python(root)), str(ROOT / "benchmarks" / "peers" / "torch_steps.py"), "--model", work.model]
     command += ["--input-shape", ",".join(map(str, work.shape)), "--classes", str(work.classes)]
-    command += ["--batch-size", str(work.batch_size), "--steps"]
+    command += ["--batch-size", str(work.batch_size), "--steps", "2"]
     path = f"{root / 'opt' / 'site'}:{root / 'usr' / 'lib' / 'python3' / 'dist-packages'}:{ROOT}"
     environment = {"PYTHONPATH": path, "PYTHONHOME": str(root / "usr"), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     flags = ("-L", str(root))
-    step = _step_of(work, target, command, plugin, scratch, environment=environment, emulator_flags=flags)
+    options = {"caches": work.caches, "mark": GETSID, "limit_s": work.limit_s}
+    _say(f"counting the second step of PyTorch under {target.qemu[0]} as {target.name}")
+    out = scratch / "counts.txt"
+    step = count(target, command, plugin, out, **options, environment=environment, emulator_flags=flags)
+    _say(f"{step.instructions:,} instructions")
     return _row("torch", target, work, step)
 
 

@@ -5,12 +5,15 @@
  *
  * Prints one JSON object a line: `fma` in GFLOP/s (a multiply-add is two), `memory` in GB/s for arrays of 32 KiB to 128 MiB
  * a thread: `read` sums one array, `copy` counts what is read and what is written, `triad` is a = b + 3 c. Each is the best
- * of five runs of SECONDS (0.2) in which all threads are at work: a limit is what the machine has shown to reach. */
+ * of five runs of SECONDS (0.2) in which all threads are at work: a limit is what the machine has shown to reach. `handover` is
+ * how long a cache line takes from the first core to another one and is seen there: tens of nanoseconds where the two have a
+ * cache in common, hundreds where not. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
 #include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +31,7 @@ enum { LANES = 1, SUMS = 16 };
 #else
 enum { LANES = 4, SUMS = 16 };
 #endif
-enum { MOST_THREADS = 256, RUNS = 5, STEPS_A_CHECK = 4096 };
+enum { MOST_THREADS = 256, RUNS = 5, STEPS_A_CHECK = 4096, HANDOVERS = 20000 };
 
 typedef float vector __attribute__((vector_size(LANES * sizeof(float))));
 typedef enum what { FMA, READ, COPY, TRIAD } what;
@@ -91,13 +94,17 @@ static void triad_once(worker *w) {
     w->done += 3.0 * (double)(w->vectors * sizeof(vector));
 }
 
+static void pin(int core) {
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    CPU_SET((size_t)core, &cores);
+    (void)sched_setaffinity(0, sizeof cores, &cores);
+}
+
 static void *work(void *context) {
     static void (*const kernels[])(worker *) = {multiply_add, read_once, copy_once, triad_once};
     worker *w = context;
-    cpu_set_t cores;
-    CPU_ZERO(&cores);
-    CPU_SET((size_t)w->core, &cores);
-    (void)sched_setaffinity(0, sizeof cores, &cores);
+    pin(w->core);
     kernels[w->what](w);
     pthread_barrier_wait(w->start);
     w->done = 0;
@@ -125,6 +132,52 @@ static double run(worker *workers, int threads) {
     }
     pthread_barrier_destroy(&start);
     return rate;
+}
+
+/* A ball that two cores throw to each other: the first makes it odd, the second even. */
+typedef struct ball {
+    _Alignas(128) _Atomic unsigned turn;
+    int core;
+} ball;
+
+static void wait_for(ball *b, unsigned turn) {
+    while (atomic_load_explicit(&b->turn, memory_order_acquire) != turn) {
+    }
+}
+
+static void *throw_back(void *context) {
+    ball *b = context;
+    pin(b->core);
+    for (unsigned i = 0; i < HANDOVERS; i++) {
+        wait_for(b, 2 * i + 1);
+        atomic_store_explicit(&b->turn, 2 * i + 2, memory_order_release);
+    }
+    return NULL;
+}
+
+/* Nanoseconds of one throw between two cores, the best of all runs. */
+static double handover_ns(int first, int second) {
+    double least_s = 0;
+    pin(first);
+    for (int run_number = 0; run_number < RUNS; run_number++) {
+        static ball b;
+        pthread_t other;
+        atomic_store(&b.turn, 0);
+        b.core = second;
+        if (pthread_create(&other, NULL, throw_back, &b) != 0) abort();
+        /* The first throw waits for the thread to start. */
+        atomic_store_explicit(&b.turn, 1, memory_order_release);
+        wait_for(&b, 2);
+        double start = now_s();
+        for (unsigned i = 1; i < HANDOVERS; i++) {
+            atomic_store_explicit(&b.turn, 2 * i + 1, memory_order_release);
+            wait_for(&b, 2 * i + 2);
+        }
+        double seconds = now_s() - start;
+        if (least_s == 0 || seconds < least_s) least_s = seconds;
+        pthread_join(other, NULL);
+    }
+    return 1e9 * least_s / (2.0 * (HANDOVERS - 1));
 }
 
 static double best(worker *workers, int threads, what what) {
@@ -181,6 +234,11 @@ int main(int argc, char **argv) {
     }
     for (int core = 0; core < CPU_SETSIZE && count < threads; core++) {
         if (CPU_ISSET((size_t)core, &allowed)) workers[count++] = (worker){.core = core, .limit_s = limit_s};
+    }
+    for (int i = 1; i < threads; i++) {
+        printf("{\"test\": \"handover\", \"cores\": [%d, %d], \"ns\": %.0f}\n", workers[0].core, workers[i].core,
+               handover_ns(workers[0].core, workers[i].core));
+        fflush(stdout);
     }
     int code = measure(workers, 1);
     return code == 0 && threads > 1 ? measure(workers, threads) : code;

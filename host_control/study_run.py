@@ -122,7 +122,7 @@ class StudyRun:
         from host_control.boards import RecordedBoard
 
         assert not isinstance(self.board, RecordedBoard), "a table has no program"
-        return session_memory(self.board.info(), self.program)
+        return session_memory(self.board.info(), self.program, fused=True)
 
     def _key(self) -> StudyKey:
         from host_control.study import StudyKey

@@ -73,7 +73,7 @@ def test_a_measurement_becomes_counters(board: DeployedBoard, tmp_path: Path) ->
     expected = Counters(8, 12.5, 0.01, 0.1, 0.2, 0.01, 1000, 1010, 3, False, True, "hot")
     assert board.measure(OperatingPoint(8)) == expected
     calls = next((tmp_path / "board").rglob("taste-train.calls")).read_text().splitlines()
-    assert calls == ["bench --batch-size 8 --program train --seconds 2"]
+    assert calls == ["bench --batch-size 8 --seconds 2"]
 
 
 def test_the_command_line_of_a_measurement() -> None:

@@ -27,6 +27,7 @@ from host_control.cli import main
 from host_control.emulation.namespace_board import set_cable
 from host_control.emulation.state import Running, board_folder, find_up, read_board
 from host_control.ssh import Connection
+from tests.ports import listeners_of
 
 _ROOT = Path(__file__).resolve().parent.parent
 BoardUp = Callable[..., str]
@@ -287,12 +288,19 @@ def test_a_cut_link_leaves_the_old_deployment_and_no_partial_file(
     ssh(running.name, "rm", "-rf", "cut")
 
 
+def listening(running: Running) -> set[str]:
+    """The ports of the whole board, as `ss -ltn` there would show them."""
+    inside = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()[0]
+    shown = subprocess.check_output(["nsenter", "--net", f"--target={inside}", "ss", "-ltnH"], text=True)
+    return {line.split()[3] for line in shown.splitlines()}
+
+
 @pytest.mark.needs("netns-boards", "zig")
 @pytest.mark.parametrize("cuts", [1, pytest.param(5, marks=pytest.mark.acceptance)])
 def test_a_cut_link_changes_nothing_of_a_run(
     cuts: int, board_up: BoardUp, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The bits are those of a run without any link."""
+    """The bits are those of a run without any link. It is an ordinary user's, and no port is opened on either side."""
     running = read_board(board_up("rpi4-netns"))
     assert running is not None
     words, there = training_of(tmp_path, 4 + 8 * cuts), ["--remote-dir", str(tmp_path / "there")]
@@ -300,21 +308,31 @@ def test_a_cut_link_changes_nothing_of_a_run(
     expected = json.loads(capsys.readouterr().out.splitlines()[-1])["sha256"]
     command = [sys.executable, "-m", "host_control", *words, "--board", running.name, "--json"]
     command += ["--out", str(tmp_path / "run")]
-    lost = 0
+    assert ssh(running.name, "id", "-u").stdout.strip() == "1000"
+    ports, lost = listening(running), 0
+    assert {port.rpartition(":")[2] for port in ports} == {"22"}
     with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
-        assert training.stdout is not None
+        assert training.stdout is not None and training.stderr is not None
         try:
             for line in training.stdout:
                 if '"event": "step"' in line and lost < cuts:
+                    assert (listening(running), listeners_of(training.pid)) == (ports, set())
                     set_cable(running, up=False)
                     time.sleep(2)
                     set_cable(running, up=True)
                     lost += 1
         finally:
             set_cable(running, up=True)
-        messages = training.stderr.read() if training.stderr is not None else ""
+        messages = training.stderr.read()
     assert training.returncode == 0 and lost == cuts, messages
     assert json.loads(line)["sha256"] == expected
+    assert listening(running) == ports
+    with subprocess.Popen(["ssh", "-F", str(find_up(running.name)), running.name, "busybox nc -l -p 4444"]) as planted:
+        until = time.monotonic() + 30
+        while listening(running) == ports:
+            assert time.monotonic() < until, "a program that listens is not seen"
+            time.sleep(0.1)
+        planted.terminate()
 
 
 @pytest.mark.needs("vm-boards")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.counting import Counts, build_plugin, by_function, count, read_counts, read_symbols
-from benchmarks.instructions import by_operator, main
+from benchmarks.instructions import GETSID, by_operator, main
 from cross.compile_kernels import operator_of
 from cross.errors import CorruptInputError
 from cross.target import find_target
@@ -25,6 +25,18 @@ int main(int argc, char **argv) {
     (void)argv;
     hot(1000u * (unsigned)argc);
     for (unsigned i = 0; i < sizeof data / sizeof *data; i += 16) data[i] += 1;
+    return 0;
+}
+"""
+MARKED = """
+#include <unistd.h>
+static __attribute__((noinline)) void hot(unsigned n) { while (n--) __asm__ volatile("nop; nop; nop"); }
+int main(void) {
+    hot(5000);
+    getsid(0);
+    hot(1000);
+    getsid(0);
+    hot(7000);
     return 0;
 }
 """
@@ -77,6 +89,17 @@ def test_a_loop_is_counted_to_the_instruction(tmp_path: Path) -> None:
     lines = (1 << 18) * 4 // 64
     # Every line of the array once: it is larger than the first cache and meets the second for the first time.
     assert lines <= l1 <= lines + 200 and lines <= l2 <= l1 and accesses >= 2 * lines
+
+
+@pytest.mark.needs("qemu")
+def test_only_what_lies_between_two_marks_is_counted(tmp_path: Path) -> None:
+    source = tmp_path / "marked.c"
+    source.write_text(MARKED)
+    program = compile_c(replace(ARM, flags=("-O2", "-g0", "-static")), [source], tmp_path / "marked")
+    counts = count(find_target("rpi4"), [str(program)], build_plugin(tmp_path), tmp_path / "out", mark=GETSID)
+    hot = by_function(counts, read_symbols(program))["hot"]
+    assert 4 * 1000 <= hot <= 6 * 1000, "neither the 5,000 rounds before nor the 7,000 after"
+    assert counts.instructions < hot + 200
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,12 @@ from cross.kernels.winograd_correlation import (
     winograd_input_gradient,
 )
 from cross.kernels.winograd_weight import is_in_parts, transformed_weight_shape, winograd_weight
-from cross.kernels.winograd_weight_gradient import few_tiles, weight_gradient_chunk_shapes, winograd_weight_gradient
+from cross.kernels.winograd_weight_gradient import (
+    few_tiles,
+    has_work_for_all_cores,
+    weight_gradient_chunk_shapes,
+    winograd_weight_gradient,
+)
 from cross.load_model import load_model
 from cross.plan import plan_memory
 from cross.storage import NO_PADS
@@ -143,6 +148,13 @@ def test_small_batches_are_on_both_sides_of_the_choice(name: str) -> None:
 )
 def test_other_convolutions_stay_direct(spec: ConvSpec) -> None:
     assert not suits_winograd(spec, HOST)
+
+
+@pytest.mark.parametrize(("channels", "cores", "takes"), ((32, 2, False), (32, 1, True), (64, 2, True), (64, 8, False)))
+def test_a_weight_gradient_that_would_leave_cores_idle_stays_direct(channels: int, cores: int, takes: bool) -> None:
+    target = replace(load_targets()["x86-64-avx512"], cores=cores)
+    spec = with_needed_pads(ConvSpec(channels, channels, 16, 16, (3, 3), pads=SAME))
+    assert suits_winograd(spec, target) and has_work_for_all_cores(spec, target) is takes
 
 
 @pytest.mark.parametrize("name", sorted(load_targets()))

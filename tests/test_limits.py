@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,15 @@ def test_limits_of_this_machine(tmp_path: Path) -> None:
     assert (fma["test"], fma["threads"]) == ("fma", 1) and fma["gflops"] > 0.1
     assert [row["kib"] for row in memory] == [32, 256, 2048, 16384, 131072]
     assert all(row[key] > 0 for row in memory for key in ("read_gb_per_s", "copy_gb_per_s", "triad_gb_per_s"))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_line_is_handed_from_core_to_core(tmp_path: Path) -> None:
+    with subprocess.Popen([str(_build(HOST, tmp_path)), "2", "0.001"], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        row = json.loads(run.stdout.readline())
+        run.kill()
+    assert row["test"] == "handover" and row["cores"] == sorted(os.sched_getaffinity(0))[:2] and row["ns"] > 1
 
 
 def test_bad_arguments_are_refused(tmp_path: Path) -> None:

@@ -32,7 +32,11 @@ from cross.kernels.winograd_correlation import (
     winograd_input_gradient,
 )
 from cross.kernels.winograd_weight import is_in_parts, transformed_weight_shape, winograd_weight
-from cross.kernels.winograd_weight_gradient import weight_gradient_chunk_shapes, winograd_weight_gradient
+from cross.kernels.winograd_weight_gradient import (
+    has_work_for_all_cores,
+    weight_gradient_chunk_shapes,
+    winograd_weight_gradient,
+)
 from cross.storage import Axis, Storage, plain
 from cross.target import Target
 
@@ -186,7 +190,7 @@ def _conv2d(site: Site) -> list[SiteCall]:
 
 def _conv2d_weight_gradient(site: Site) -> list[SiteCall]:
     spec, target = _spec(site), site.target
-    if _takes_winograd(site):
+    if _takes_winograd(site) and has_work_for_all_cores(spec, target):
         return _winograd_weight_gradient(site, spec)
     builders = {
         "direct": convolution_weight_gradient,

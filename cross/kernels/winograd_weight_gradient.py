@@ -62,6 +62,14 @@ def few_tiles(spec: ConvSpec) -> int:
     return 32 if PLACES * spec.in_channels * spec.out_channels * 4 > LARGE_BYTES else 16
 
 
+def has_work_for_all_cores(spec: ConvSpec, target: Target) -> bool:
+    """Whether a chunk's products, a task for each pair of lines, are enough for every core. Where they are not, the direct nest
+    is the faster one: Winograd saves less than an idle core costs (32 channels on two cores with AVX-512: 138 GFLOP/s of the
+    direct algorithm against some 200)."""
+    line = PAIR * target.channel_block
+    return spec.in_channels // line * (spec.out_channels // line) >= target.cores
+
+
 def weight_gradient_chunk_shapes(spec: ConvSpec, target: Target) -> tuple[Shape, Shape]:
     """Physical shapes of the chunks of transformed tiles of x and of dy: [lines, 16, tiles, channels of a line]."""
     line = PAIR * target.channel_block

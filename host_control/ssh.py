@@ -44,6 +44,7 @@ from host_control.ssh_host_key import check_host_key, known_kinds
 _QUIET_SHARE = 0.25
 _BLOCK_BYTES = 32 << 10
 _MAX_JUMPS = 8
+_SLICE_S = 1.0
 
 # Failures reach the user as one line of ours; paramiko's tracebacks of its own thread would come before it.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -62,9 +63,13 @@ class _Watch(threading.Thread):
         self._until = time.monotonic() + self._seconds
 
     def run(self) -> None:
-        while (left := self._until - time.monotonic()) > 0:
-            if self._done.wait(left):
+        while (left := self._until - (now := time.monotonic())) > 0:
+            if self._done.wait(min(left, _SLICE_S)):
                 return
+            # Where this process itself was stopped (Ctrl-Z, a suspended machine), nobody has waited.
+            stopped = time.monotonic() - now - _SLICE_S
+            if stopped > _SLICE_S:
+                self._until += stopped
         self.expired = True
         self._link.abort()
 

@@ -33,7 +33,7 @@ def make_root(folder: Path, suite: str, architecture: str, packages: str, wheels
     """Unpack packages, none of whose scripts is run; `wheels` are PyPI's, for a Python 3.9 of this machine's architecture."""
     command = ["mmdebstrap", "--quiet", "--mode=root", f"--arch={architecture}", "--variant=extract"]
     command += [
-        f"--include={packages}",
+        f"--include=base-files,{packages}",  # Debian 13 has its loader where base-files links to
         "--skip=check/qemu,chroot/mount,output/dev",
         "--dpkgopt=path-exclude=/usr/share/doc/*",
     ]

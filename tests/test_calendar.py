@@ -75,7 +75,8 @@ def test_a_calendar_that_jumps_changes_no_limit_and_no_study_of_the_host(
     assert python("-c", _LOOK).stdout.strip() == str(int(jump) // 3600), "the host's calendar does not jump"
     # A silent server is given up in its time, neither at once nor never.
     silence = "tests/test_ssh_silence.py::test_a_server_that_falls_silent_is_given_up_in_bounded_time"
-    silent = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", f"{silence}[exec]", f"{silence}[auth]")
+    stages = [f"{silence}[{stage}]" for stage in ("auth", "exec", "stat")]
+    silent = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "", *stages)
     assert silent.returncode == 0, silent.stdout[-2000:]
 
     def tuned(environment: Callable[..., subprocess.CompletedProcess[str]], name: str) -> dict[str, Any]:

@@ -391,7 +391,8 @@ def test_a_caller_that_follows_says_what_the_run_says_and_may_go_away(
 
     lines: list[str] = []
     assert run.run_through(command(SHORT), {}, lines.append, limit_s=60).exit_code == 0
-    assert json.loads(lines[-1])["sha256"] == json.loads(said[-1])["sha256"] and len(lines) == len(said)
+    assert json.loads(lines[-1])["sha256"] == json.loads(said[-1])["sha256"]
+    assert json.loads(lines[0])["event"] == "plan" and Path(run.path("events.jsonl")).read_text().splitlines() == lines
     failed = run.run_through([*command(SHORT), "--lr", "1e30"], {}, lines.append, limit_s=60)
     assert failed.exit_code == 15 and failed.stderr.startswith("error: ")
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cross.errors import MissingToolError
+from host_control.emulation.debian_tree import USER_ID
 from host_control.emulation.packages import TOOL_ENVIRONMENT, run_tool
 
 MODULES = (
@@ -34,12 +35,12 @@ done
 /bin/busybox mount -t sysfs sys /sys
 for name in governor min_freq max_freq setspeed; do
     for file in /sys/devices/system/cpu/cpufreq/policy*/scaling_$name; do
-        [ -e "$file" ] && /bin/busybox chgrp 1000 "$file" && /bin/busybox chmod g+w "$file"
+        [ -e "$file" ] && /bin/busybox chgrp USER_ID "$file" && /bin/busybox chmod g+w "$file"
     done
 done
 /bin/busybox umount /sys
 exec /bin/busybox switch_root /mnt /sbin/init
-"""
+""".replace("USER_ID", str(USER_ID))
 
 _FOLDER, _FILE = 0o040755, 0o100755
 

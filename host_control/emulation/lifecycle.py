@@ -20,7 +20,7 @@ from host_control.emulation.virtual_machine import MachineSettings, start_machin
 
 Report = Callable[[str, int, int], None]
 
-_SMALLEST_BYTES = 64 << 20
+_SMALLEST_BYTES = 96 << 20
 _CABLE_GONE_S = 1.0
 
 

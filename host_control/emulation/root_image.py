@@ -46,6 +46,12 @@ tar -C "$1" --numeric-owner -xpf "$TASTE_PART/overlay.tar"
 for applet in $TASTE_APPLETS; do
     [ -e "$1/usr/bin/$applet" ] || [ -e "$1/usr/sbin/$applet" ] || ln -s busybox "$1/usr/bin/$applet"
 done
+# Of systemd-sysv: without it, systemd is there as what others depend on, and starts nothing.
+if [ -e "$1/usr/sbin/init" ]; then
+    sed -i 's/^UsePAM no/UsePAM yes/' "$1/etc/ssh/sshd_config"
+else
+    ln -sf ../bin/busybox "$1/usr/sbin/init"
+fi
 # update-alternatives does this on a configured system.
 for library in "$1"/usr/lib/*-linux-gnu/blas/libblas.so.3 "$1"/usr/lib/*-linux-gnu/lapack/liblapack.so.3; do
     [ ! -e "$library" ] || ln -sf "${library#"${library%/*/*}"/}" "${library%/*/*}/"

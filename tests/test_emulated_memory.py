@@ -19,7 +19,7 @@ from host_control.emulation.state import find_up
 from tests.test_emulated_boards import build_for
 from tests.tiny_elf import write_aarch64_program
 
-pytestmark = pytest.mark.needs("vm-boards", "zig")
+pytestmark = [pytest.mark.acceptance, pytest.mark.needs("vm-boards", "zig")]
 NAME = "rpi4-vm"
 CAP_BYTES = 96 << 20
 TOO_LARGE = 200_000

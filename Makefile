@@ -16,7 +16,7 @@ PRODUCT := $(VENV)/.product
 TESTING := $(VENV)/.testing
 DEBIAN := $(VENV)/.debian
 
-EMULATION := qemu-system-arm qemu-system-misc qemu-utils qemu-user-static mmdebstrap e2fsprogs kmod iproute2 buildah
+EMULATION := qemu-system-arm qemu-system-misc qemu-utils qemu-user-static mmdebstrap e2fsprogs kmod device-tree-compiler iproute2 buildah
 DEBIAN_PACKAGES := qemu-user $(EMULATION) clang libclang-rt-dev openssh-server openssh-client busybox dataset-fashion-mnist
 
 .DELETE_ON_ERROR:

@@ -17,6 +17,7 @@ import numpy as np
 from cross.assign_storage import assign_storage
 from cross.compile_kernels import compile_kernels
 from cross.errors import FileError, NoSpaceError
+from cross.fuse_updates import fuse_updates
 from cross.graph import Model
 from cross.link import link
 from cross.lower import Kernels, lower
@@ -120,7 +121,7 @@ def _lowered(model: Model, target: Target, options: BuildOptions) -> tuple[Kerne
         bn_policy=options.bn_policy,
         recomputation=options.recomputation,
     )
-    kernels = lower(assign_storage(graph, target), target, options.lean)
+    kernels = fuse_updates(lower(assign_storage(graph, target), target, options.lean))
     return kernels, plan_memory(kernels)
 
 

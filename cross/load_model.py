@@ -87,7 +87,10 @@ def _from_zoo(
     zoo = ZOO[name]
     if shape is not None and len(shape) != len(zoo.default_shape) and not zoo.any_rank:
         example = ",".join(map(str, zoo.default_shape))
-        raise UsageError(f"input shape {','.join(map(str, shape))}: {name} takes samples like {example}.")
+        raise UsageError(
+            f"input shape {','.join(map(str, shape))}: {name} takes samples like {example}. "
+            "Give such data, or choose another model."
+        )
     shape = shape or zoo.default_shape
     proto = zoo.build(shape, classes or zoo.default_classes)
     try:

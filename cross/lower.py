@@ -26,7 +26,10 @@ PrimFunc = Any
 
 @dataclass(frozen=True)
 class Call:
-    """One kernel call of a program. `arguments` are tensor names; flops as counted for the direct algorithm."""
+    """One kernel call of a program. `arguments` are tensor names; flops as counted for the direct algorithm.
+
+    `kernel` '': the optimizer's update of the first argument, a parameter, by the second, its gradient.
+    """
 
     kernel: str
     name: str
@@ -39,12 +42,16 @@ class Call:
 
 @dataclass(frozen=True)
 class LoweredProgram:
-    """Calls in order. `storages` covers every tensor they touch, temporaries included."""
+    """Calls in order. `storages` covers every tensor they touch, temporaries included.
+
+    `own`: gradients that this program keeps in its arena, where others share them.
+    """
 
     stored: StoredProgram
     calls: tuple[Call, ...]
     storages: Mapping[str, Storage]
     types: Mapping[str, TensorType]
+    own: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

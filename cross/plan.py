@@ -6,9 +6,10 @@ the batch as a whole (an offset is a number of bytes a sample too), so a program
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from cross.in_place import in_place
 from cross.lower import Kernels, LoweredProgram
 from cross.program_graph import TrainingGraph
 
@@ -101,24 +102,41 @@ def parameter_group(training: TrainingGraph, name: str) -> int:
     return 0 if len(training.model.tensors[name].shape) >= 2 else 1
 
 
-def is_shared(name: str, kernels: Kernels) -> bool:
-    """Whether a tensor lives outside the arena: parameters, states, constants, gradients, scalars."""
-    return name in kernels.graph.shared or name in kernels.scalars
+def outside_arena(program: LoweredProgram, kernels: Kernels) -> frozenset[str]:
+    """Tensors that live outside a program's arena: parameters, states, constants, scalars, gradients that it shares."""
+    return frozenset(kernels.graph.shared).difference(program.own).union(kernels.scalars)
 
 
 def _plan_program(program: LoweredProgram, kernels: Kernels) -> ProgramPlan:
-    lifetimes = lifetimes_of(program, lambda name: is_shared(name, kernels))
+    outside = outside_arena(program, kernels)
+    lifetimes, heirs = lifetimes_of(program, outside), in_place(program, outside)
     batched = [t for t in lifetimes if program.storages[t.name].batched]
     fixed = [t for t in lifetimes if not program.storages[t.name].batched]
-    return ProgramPlan(place(fixed), place(batched))
+    return ProgramPlan(_place_with_heirs(fixed, heirs), _place_with_heirs(batched, heirs))
 
 
-def lifetimes_of(program: LoweredProgram, shared: Callable[[str], bool]) -> list[Lifetime]:
-    """From the first call that touches a tensor to the last; inputs from the start, results to the end."""
+def _place_with_heirs(lifetimes: Sequence[Lifetime], heirs: Mapping[str, str]) -> Arena:
+    """Tensors that take the place of another (`heirs`: whose) are one tensor to be placed, which lives as long as both."""
+    places: dict[str, Lifetime] = {}
+    roots: dict[str, str] = {}
+    for tensor in sorted(lifetimes, key=lambda t: t.first):
+        root = roots[tensor.name] = roots.get(heirs.get(tensor.name, ""), tensor.name)
+        places[root] = replace(places[root], last=tensor.last) if root in places else tensor
+    arena = place(list(places.values()))
+    return replace(arena, offsets={name: arena.offsets[root] for name, root in roots.items()})
+
+
+def lifetimes_of(program: LoweredProgram, outside: Collection[str]) -> list[Lifetime]:
+    """From the first call that touches a tensor to the last; inputs from the start, results to the end.
+
+    An update counts as part of the call before it: it makes no tensor. So a program with updates is laid out as it is without.
+    """
     graph = program.stored.graph
     first: dict[str, int] = {}
     last: dict[str, int] = {}
-    for position, call in enumerate(program.calls):
+    position = -1
+    for call in program.calls:
+        position += bool(call.kernel)
         for name in call.arguments:
             first.setdefault(name, position)
             last[name] = position
@@ -127,8 +145,10 @@ def lifetimes_of(program: LoweredProgram, shared: Callable[[str], bool]) -> list
             first[name] = 0
     for name in (graph.output, graph.loss):
         if name in last:
-            last[name] = len(program.calls)
-    return [Lifetime(name, program.storages[name].bytes, first[name], last[name]) for name in first if not shared(name)]
+            last[name] = position + 1
+    return [
+        Lifetime(name, program.storages[name].bytes, first[name], last[name]) for name in first if name not in outside
+    ]
 
 
 CLOSE = 1.02

@@ -127,8 +127,9 @@ def _calls(number: int, program: LoweredProgram, index: dict[tuple[int, str], in
     for position, call in enumerate(program.calls):
         arguments = [_lookup(index, number, name) for name in call.arguments]
         lines.append(f"static const uint16_t arguments_{number}_{position}[] = {_numbers(arguments)};")
+        kernel = f"__tvm_ffi_{call.kernel}" if call.kernel else "0"
         table.append(
-            f"    {{__tvm_ffi_{call.kernel}, {_text(call.name)}, arguments_{number}_{position}, {len(arguments)}, "
+            f"    {{{kernel}, {_text(call.name)}, arguments_{number}_{position}, {len(arguments)}, "
             f"{PHASES[call.phase]}, {call.block}, {call.fixed_flops}, {call.per_sample_flops}}},"
         )
     return [*lines, f"static const taste_call calls_{number}[] = {{", *table, "};", ""]
@@ -175,7 +176,8 @@ def _programs(kernels: Kernels, plan: MemoryPlan, index: dict[tuple[int, str], i
         lines.append(
             f"    {{{_text(graph.name)}, calls_{number}, {len(program.calls)}, {first}, {end}, blocks_{number}, "
             f"{placed.fixed.size_bytes}, {placed.batched.size_bytes}, {', '.join(map(str, edges))}, "
-            f"UINT64_C({every}), UINT64_C({updated}), {int(has_joined_backward(program, model))}}},"
+            f"UINT64_C({every}), UINT64_C({updated}), {int(has_joined_backward(program, model))}, "
+            f"{int(bool(program.own))}}},"
         )
     return [*lines, "};", ""]
 

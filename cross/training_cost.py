@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cross.lower import Kernels
-from cross.plan import MemoryPlan, is_shared
+from cross.plan import MemoryPlan, outside_arena
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ def training_cost(kernels: Kernels, plan: MemoryPlan) -> TrainingCost:
     )
     forward = {name for call in lowered.calls if call.phase == "forward" for name in call.arguments}
     backward = {name for call in lowered.calls if call.phase == "backward" for name in call.arguments}
-    saved = [n for n in forward & backward if lowered.storages[n].batched and not is_shared(n, kernels)]
+    kept = (forward & backward) - outside_arena(lowered, kernels)
+    saved = [name for name in kept if lowered.storages[name].batched]
     return TrainingCost(
         sum(training.model.parameters[name].size for name in training.gradients),
         placed.batched.size_bytes,

@@ -44,7 +44,8 @@ class Trainer:
     threads, cores: default all cores that this process may use; the calling thread is pinned only while a call lasts.
     slots: floats of optimizer state a parameter (SGD 0, with momentum 1, Adam 2).
     accumulate: room for accumulated gradients (`gradients` several times, then one `update`).
-    programs: those that will be run. All memory is taken here: nothing grows later.
+    programs: those that will be run. All memory is taken here: nothing grows later. With "train_fused" in place of "train",
+    `step` updates each parameter within backward: the same bits, no gradients in memory, no clipping, no `gradients`.
 
     Calls from several Python threads take turns. Raises DeviceError, whose text says what to do.
     """
@@ -76,6 +77,7 @@ class Trainer:
         if weights is not None:
             self.load_weights(weights)
         self._open_pool(count, cores)
+        self._steps = "train" if "train" in programs or "train_fused" not in programs else "train_fused"
         self._open_session(programs, slots, accumulate)
 
     def _open_parameters(self, seed: int | None) -> None:
@@ -146,7 +148,7 @@ class Trainer:
         """
         rows, x, y = self._batch(x, y)
         scalars = self._hyper(learning_rate, **hyper)
-        arguments = (self._index("train"), rows, self._address(x), self._address(y), scalars, self._step)
+        arguments = (self._index(self._steps), rows, self._address(x), self._address(y), scalars, self._step)
         return self._stepped(self._c.taste_session_step, *arguments)
 
     def gradients(self, x: Array, y: Array, *, effective_batch: int | None = None) -> Step:

@@ -1,7 +1,7 @@
 """Learns from samples as they come, in Python on the board: python learn_on_the_board.py LIBTASTE.SO DATA.safetensors
 
-LIBTASTE.SO lies in what `build` leaves; DATA is a split that `data pack` wrote. Prints accuracy on what the buffer holds
-after every 200 samples. A camera or a sensor would take the place of the loop.
+LIBTASTE.SO lies in what `build` and `deploy --python` leave; DATA is a split that `data pack` wrote. Prints accuracy on what the
+buffer holds after every 200 samples. A camera or a sensor would take the place of the loop.
 """
 
 import json

@@ -31,7 +31,8 @@ class Counters:
 
     `samples_per_s` is the median over windows, `spread` their IQR / median (a fraction), the three times are medians of
     seconds a step (the loss is in `backward_s`), bytes are bytes. `tainted`: throttled, swapping or disturbed while it
-    was measured, `taint` says by what. `emulated`: measured under an emulator, so no statement about speed.
+    was measured, `taint` says by what. `emulated`: measured under an emulator, so no statement about speed. `program`: what
+    the board ran; of a training step 'train_fused' where the build has it, 'train' where it does not.
     """
 
     batch_size: int
@@ -46,6 +47,7 @@ class Counters:
     emulated: bool
     tainted: bool
     taint: str | None = None
+    program: str = "train"
 
 
 @dataclass(frozen=True)
@@ -92,4 +94,5 @@ def counters_from(record: Mapping[str, Any], *, emulated: bool | None = None) ->
         emulated=bool(record.get("emulated", False)) if emulated is None else emulated,
         tainted=bool(record.get("tainted", False)),
         taint=record.get("taint"),
+        program=str(record.get("program", "train")),
     )

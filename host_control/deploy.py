@@ -1,7 +1,8 @@
 """Sending a build to a board so that an interruption leaves the old deployment or the new one, never a mixture.
 
     DIR/objects/<sha256>/NAME     files by content; sent as NAME.part, hashed on the board, synced, renamed
-    DIR/deployments/<id>/NAME     links to the objects of one build; made beside and renamed as a whole
+    DIR/deployments/<id>/NAME     links to the objects of one build, for Python device_runtime/NAME too; made beside
+                                  and renamed as a whole
     DIR/current                   link to the deployment in use; switched by one rename
     DIR/previous                  link to the one before, for `rollback`
     DIR/data/<sha256>/NAME        data sets and weights by content, kept until `board clean`
@@ -19,17 +20,24 @@ import posixpath
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cross.errors import CorruptInputError, FileError, NoSpaceError, TasteError, UsageError
-from host_control.connection import Connection, RunResult
+from host_control.connection import Connection, RunResult, shell_line
 
-PROGRAM = "taste-train"
+PROGRAM, LIBRARY = "taste-train", "libtaste.so"
+_PACKAGE = Path(__file__).resolve().parent.parent / "device_runtime"
+PROGRAM_FILES = (PROGRAM, "manifest.json")
+PYTHON_FILES = (
+    *(*PROGRAM_FILES, LIBRARY, "weights.safetensors"),
+    *(f"{_PACKAGE.name}/{path.name}" for path in sorted(_PACKAGE.glob("*.py"))),
+)
+"""What a deployment holds, and what one holds that Python on the board can use: the package too, which is no part of a build."""
 DEFAULT_FOLDER = "~/.local/share/taste-edge"
 
 _OURS = ("current", "current.part", "previous", "previous.part", "data", "deployments", "objects", "runs")
-_EXECUTABLE = (PROGRAM, "libtaste.so")
+_EXECUTABLE = (PROGRAM, LIBRARY)
 _BLOCK_BYTES = 1 << 20
 _MARGIN_BYTES = 1 << 20
 _SLOW_S = 120.0
@@ -62,16 +70,21 @@ def resolve_folder(connection: Connection, remote_dir: str) -> str:
 
 
 def upload(connection: Connection, build_dir: Path, folder: str, names: Sequence[str]) -> Deployment:
-    """Put the files `names` of a build on the board, verified by SHA-256, without making them current."""
-    hashes = _hash_build(build_dir, names)
-    objects = {name: f"{folder}/objects/{digest}/{name}" for name, digest in hashes.items()}
-    _command(connection, ["mkdir", "-p", f"{folder}/deployments", *map(posixpath.dirname, objects.values())])
-    present = [name for name, path in objects.items() if connection.size(path) == (build_dir / name).stat().st_size]
+    """Put the files `names` of a build on the board, verified by SHA-256, without making them current.
+
+    Where the current deployment holds them all, among others, it is that one.
+    """
+    sources = {name: _source(build_dir, name) for name in names}
+    hashes = _hash_build(build_dir, sources)
+    objects = {name: _object(folder, digest, name) for name, digest in hashes.items()}
+    present = [name for name, path in objects.items() if connection.size(path) == sources[name].stat().st_size]
     read = _board_sha256(connection, [objects[name] for name in present])
     absent = [name for name in objects if read.get(objects[name]) != hashes[name]]
-    _check_space(connection, folder, sum((build_dir / name).stat().st_size for name in absent))
+    if absent:
+        _command(connection, ["mkdir", "-p", *(posixpath.dirname(objects[name]) for name in absent)])
+        _check_space(connection, folder, sum(sources[name].stat().st_size for name in absent))
     try:
-        sent = sum(_send(connection, build_dir / name, f"{objects[name]}.part") for name in absent)
+        sent = sum(_send(connection, sources[name], f"{objects[name]}.part") for name in absent)
     except (FileError, NoSpaceError):
         # A full disk should not stay full because of us. After a cut the parts stay, and are resumed.
         connection.run(["rm", "-f", *(f"{objects[name]}.part" for name in absent)])
@@ -79,6 +92,8 @@ def upload(connection: Connection, build_dir: Path, folder: str, names: Sequence
     _settle(connection, {objects[name]: hashes[name] for name in absent})
     listing = "".join(f"{digest} {name}\n" for name, digest in sorted(hashes.items()))
     deployment = Deployment(folder, hashlib.sha256(listing.encode()).hexdigest()[:16], hashes[PROGRAM], sent)
+    if (current := _current_with(connection, folder, hashes)) is not None:
+        return replace(deployment, id=current)
     _link_objects(connection, deployment, hashes)
     return deployment
 
@@ -92,6 +107,7 @@ def activate(connection: Connection, deployment: Deployment) -> None:
     if before is not None:
         _point(connection, folder, "previous", before)
     _point(connection, folder, "current", target)
+    _steps(connection, _sync(folder))
     _prune(connection, folder, {deployment.id, posixpath.basename(before or "")})
 
 
@@ -117,14 +133,19 @@ def roll_back(connection: Connection, folder: str, previous: str) -> None:
     _point(connection, folder, "current", f"deployments/{previous}")
     if current is not None:
         _point(connection, folder, "previous", current)
+    _steps(connection, _sync(folder))
 
 
 def _point(connection: Connection, folder: str, name: str, target: str) -> None:
-    """Let the link `name` lead to `target`: by one rename, and on the disk."""
-    _command(connection, ["rm", "-rf", f"{folder}/{name}.part"])
-    connection.link(target, f"{folder}/{name}.part")
-    connection.rename(f"{folder}/{name}.part", f"{folder}/{name}")
-    _sync(connection, folder)
+    """Let the link `name` lead to `target`, by one rename."""
+    part = f"{folder}/{name}.part"
+    try:
+        connection.link(target, part)
+    except FileError:
+        # What an interrupted switch has left.
+        _command(connection, ["rm", "-rf", part])
+        connection.link(target, part)
+    connection.rename(part, f"{folder}/{name}")
 
 
 def upload_file(connection: Connection, source: Path, folder: str) -> tuple[str, int]:
@@ -170,11 +191,19 @@ def check_executable(connection: Connection, program: str, result: RunResult) ->
         )
 
 
-def _hash_build(build_dir: Path, names: Sequence[str]) -> dict[str, str]:
+def _source(build_dir: Path, name: str) -> Path:
+    """Where a file of a deployment lies here."""
+    return (_PACKAGE.parent if name.startswith(f"{_PACKAGE.name}/") else build_dir) / name
+
+
+def _object(folder: str, digest: str, name: str) -> str:
+    return f"{folder}/objects/{digest}/{posixpath.basename(name)}"
+
+
+def _hash_build(build_dir: Path, sources: Mapping[str, Path]) -> dict[str, str]:
     """SHA-256 of each file; CorruptInputError where a file is not the one that the manifest speaks of."""
     hashes = {}
-    for name in names:
-        path = build_dir / name
+    for name, path in sources.items():
         if not path.is_file():
             raise UsageError(f"{build_dir} holds no {name}: not a build. Run `build --out {build_dir}` first.")
         hashes[name] = _sha256(path)
@@ -240,14 +269,14 @@ def _settle(connection: Connection, objects: Mapping[str, str]) -> None:
                 f"{posixpath.basename(path)} arrived on {connection.name} with SHA-256 {arrived[part][:16]}..., not "
                 f"{objects[path][:16]}... Deploy again; if it stays, check the board's storage."
             )
-    for mode, wanted in (("755", True), ("644", False)):
-        alike = [part for path, part in parts.items() if (posixpath.basename(path) in _EXECUTABLE) == wanted]
-        if alike:
-            _command(connection, ["chmod", mode, *alike])
-    _sync(connection, *parts.values())
-    for path, part in parts.items():
-        connection.rename(part, path)
-    _sync(connection, *map(posixpath.dirname, objects))
+    modes = {path: "755" if posixpath.basename(path) in _EXECUTABLE else "644" for path in parts}
+    _steps(
+        connection,
+        *(shell_line(["chmod", modes[path], part]) for path, part in parts.items()),
+        _sync(*parts.values()),
+        *(shell_line(["mv", "-f", part, path]) for path, part in parts.items()),
+        _sync(*map(posixpath.dirname, objects)),
+    )
 
 
 def _full_disk(connection: Connection, part: str, total: int, error: TasteError) -> TasteError:
@@ -279,34 +308,64 @@ def _free_bytes(connection: Connection, folder: str) -> int | None:
 
 def _link_objects(connection: Connection, deployment: Deployment, hashes: Mapping[str, str]) -> None:
     final = f"{deployment.folder}/deployments/{deployment.id}"
-    if connection.names(final) == sorted(hashes):
+    if connection.names(final) == sorted({name.partition("/")[0] for name in hashes}):
         return
-    _command(connection, ["rm", "-rf", f"{final}.part", final])
-    _command(connection, ["mkdir", f"{final}.part"])
-    for name, digest in hashes.items():
-        connection.link(f"../../objects/{digest}/{name}", f"{final}.part/{name}")
-    connection.rename(f"{final}.part", final)
-    _sync(connection, f"{deployment.folder}/deployments")
+    targets = {f"{final}.part/{name}": _target(digest, name) for name, digest in hashes.items()}
+    _steps(
+        connection,
+        shell_line(["rm", "-rf", f"{final}.part", final]),
+        shell_line(["mkdir", "-p", *sorted(set(map(posixpath.dirname, targets)))]),
+        *(shell_line(["ln", "-s", target, path]) for path, target in targets.items()),
+        shell_line(["mv", f"{final}.part", final]),
+        _sync(posixpath.dirname(final)),
+    )
+
+
+def _target(digest: str, name: str) -> str:
+    """What the link of a file in a deployment holds."""
+    return _object("../" * name.count("/") + "../..", digest, name)
+
+
+def _current_with(connection: Connection, folder: str, hashes: Mapping[str, str]) -> str | None:
+    """The id of the current deployment, where all these files are in it."""
+    current = connection.read_link(f"{folder}/current")
+    held = current is not None and all(
+        connection.read_link(f"{folder}/{current}/{name}") == _target(digest, name) for name, digest in hashes.items()
+    )
+    return posixpath.basename(current) if current is not None and held else None
+
+
+def _linked(connection: Connection, folder: str) -> set[str]:
+    """The digests of the files that a deployment links to, those of a package in it too."""
+    found = set()
+    for name in connection.names(folder):
+        link = connection.read_link(f"{folder}/{name}")
+        if link is not None:
+            found.add(posixpath.basename(posixpath.dirname(link)))
+        elif name == _PACKAGE.name:
+            found |= _linked(connection, f"{folder}/{name}")
+    return found
 
 
 def _prune(connection: Connection, folder: str, kept: set[str]) -> None:
     deployments = f"{folder}/deployments"
     surplus = [f"{deployments}/{name}" for name in connection.names(deployments) if name not in kept]
-    used = set()
-    for deployment in kept - {""}:
-        for name in connection.names(f"{deployments}/{deployment}"):
-            link = connection.read_link(f"{deployments}/{deployment}/{name}") or ""
-            used.add(posixpath.basename(posixpath.dirname(link)))
+    used = set[str]().union(*(_linked(connection, f"{deployments}/{deployment}") for deployment in kept - {""}))
     surplus += [f"{folder}/objects/{name}" for name in connection.names(f"{folder}/objects") if name not in used]
     if surplus:
         _command(connection, ["rm", "-rf", *surplus], timeout=_SLOW_S)
 
 
-def _sync(connection: Connection, *paths: str) -> None:
-    """To the disk; a `sync` that knows no paths syncs everything, and where there is none nothing can be done."""
-    result = connection.run(["sync", *paths], timeout=_SLOW_S)
-    if result.exit_code not in (0, _NOT_FOUND):
-        raise FileError(f"{connection.name} could not write {paths[0]} to its disk: {result.stderr.strip()}. Check it.")
+def _steps(connection: Connection, *lines: str) -> None:
+    """Lines of a shell, one after the other up to the first that fails, in one command: each costs the link's time, and
+    on a slow board a login shell's."""
+    _command(connection, ["sh", "-c", " && ".join(lines)], timeout=_SLOW_S)
+
+
+def _sync(*paths: str) -> str:
+    """The line that writes `paths` to the disk; a `sync` that knows no paths syncs everything, and where there is none
+    nothing can be done."""
+    return f"{{ {shell_line(['sync', *paths])} || [ $? -eq {_NOT_FOUND} ]; }}"
 
 
 def _command(connection: Connection, arguments: Sequence[str], *, timeout: float | None = None) -> None:

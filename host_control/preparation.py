@@ -48,9 +48,15 @@ class Built:
         return int(self.manifest.get("minimum_batch", 1))
 
 
-def session_memory(info: Mapping[str, Any], program: str) -> MemoryForm:
-    """Closed form of what a session of `program` takes, from `taste-train info`; UsageError if the build lacks it."""
+def session_memory(info: Mapping[str, Any], program: str, *, fused: bool = False) -> MemoryForm:
+    """Closed form of what a session of `program` takes, from `taste-train info`; UsageError if the build lacks it.
+
+    `fused`: of training steps that neither accumulate nor clip, as those that are measured: they run train_fused where the
+    build has it.
+    """
     programs = info.get("programs", {})
+    if fused and f"{program}_fused" in programs:
+        program = f"{program}_fused"
     if program not in programs:
         raise UsageError(f"this build holds no program {program!r}, but: {', '.join(programs) or 'none'}.")
     return MemoryForm(int(programs[program]["fixed_bytes"]), int(programs[program]["per_sample_bytes"]))
@@ -235,9 +241,11 @@ def built_for(args: argparse.Namespace, board: DeployedBoard, out: Path, console
     return built
 
 
-def send(board: DeployedBoard, built: Built, console: Console) -> DeployResult:
-    """Upload a build; says what had to be sent."""
-    sent = board.deploy(built.folder)
+def send(board: DeployedBoard, built: Built, console: Console, *, python: bool = False) -> DeployResult:
+    """Upload a build; says what had to be sent. `python`: with what Python on the board needs of it."""
+    from host_control.deploy import PROGRAM_FILES, PYTHON_FILES
+
+    sent = board.deploy(built.folder, files=PYTHON_FILES if python else PROGRAM_FILES)
     what = f"sent {mib(sent.sent_bytes)}" if sent.sent_bytes else "nothing to send, it is there already"
     console.event("deploy", remote_dir=sent.remote_dir, sha256=sent.sha256, sent_bytes=sent.sent_bytes)
     console.line(f"{board.name}: {what} ({sent.remote_dir})")

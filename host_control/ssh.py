@@ -44,6 +44,7 @@ from host_control.ssh_host_key import check_host_key, known_kinds
 _QUIET_SHARE = 0.25
 _BLOCK_BYTES = 32 << 10
 _MAX_JUMPS = 8
+_SLICE_S = 1.0
 
 # Failures reach the user as one line of ours; paramiko's tracebacks of its own thread would come before it.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -62,9 +63,13 @@ class _Watch(threading.Thread):
         self._until = time.monotonic() + self._seconds
 
     def run(self) -> None:
-        while (left := self._until - time.monotonic()) > 0:
-            if self._done.wait(left):
+        while (left := self._until - (now := time.monotonic())) > 0:
+            if self._done.wait(min(left, _SLICE_S)):
                 return
+            # Where this process itself was stopped (Ctrl-Z, a suspended machine), nobody has waited.
+            stopped = time.monotonic() - now - _SLICE_S
+            if stopped > _SLICE_S:
+                self._until += stopped
         self.expired = True
         self._link.abort()
 
@@ -206,9 +211,13 @@ class Connection:
             try:
                 with files.open(os.fsencode(path), "r") as reader:
                     reader.seek(offset)
-                    while len(data) < READ_BYTES and (block := reader.read(_BLOCK_BYTES)):
+                    while len(data) < READ_BYTES:
+                        block = reader.read(_BLOCK_BYTES)
                         data += block
                         watch.extend()
+                        # A short one has met the end: asking again would take the link's time once more.
+                        if len(block) < _BLOCK_BYTES:
+                            break
             except FileNotFoundError:
                 return None
         return bytes(data)
@@ -254,7 +263,7 @@ class Connection:
         """A byte stream to another host, as seen from this one."""
         transport = self.open()
         with self._bounded(f"reach {address}:{port}"):
-            return transport.open_channel("direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=self._answer_s)
+            return transport.open_channel("direct-tcpip", (address, port), ("127.0.0.1", 0))
 
     def _negotiate(self) -> paramiko.Transport:
         """A transport whose keys are exchanged, and nothing else: nobody has checked yet who it is."""
@@ -262,11 +271,12 @@ class Connection:
         try:
             with self._bounded("exchange keys"):
                 transport = self._transport = paramiko.Transport(self._socket)
-                transport.banner_timeout = transport.auth_timeout = transport.channel_timeout = self._answer_s
+                # paramiko measures by the calendar, which may be set at any time: the watch bounds everything.
+                transport.banner_timeout = transport.auth_timeout = transport.channel_timeout = math.inf
                 options, known = transport.get_security_options(), known_kinds(self.host)
                 # Another kind of key of the same host would look like a change.
                 options.key_types = sorted(options.key_types, key=lambda kind: kind not in known)
-                transport.start_client(timeout=self._answer_s)
+                transport.start_client()
                 transport.get_remote_server_key()
         except paramiko.ssh_exception.IncompatiblePeer as error:
             raise CompatibilityError(f"{self.host} and this host share no cipher: {error}. Update its sshd.") from error
@@ -293,7 +303,7 @@ class Connection:
     def _open_session(self) -> paramiko.Channel:
         transport = self.open()
         with self._bounded("open a channel"):
-            return transport.open_session(timeout=self._answer_s)
+            return transport.open_session()
 
     def _close_channel(self, channel: paramiko.Channel) -> None:
         with contextlib.suppress(TasteError), self._bounded("close a channel"):
@@ -411,8 +421,6 @@ class Connection:
         if self._files is not None and used is not None and not used.closed and self.open_now:
             return self._files
         channel = self._open_session()
-        # The watch comes first and says so; this is for the case that it cannot close the socket.
-        channel.settimeout(2 * self._answer_s)
         try:
             with self._bounded("open SFTP"):
                 channel.invoke_subsystem("sftp")

@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from host_control.console import Console, duration
 from host_control.preparation import Built, session_memory
 from host_control.run_folder import RunFolder
 from host_control.search.forecast import Forecast
-from host_control.search.space import SearchSpace, make_space, memory_budget
+from host_control.search.space import MemoryForm, SearchSpace, make_space, memory_budget
 from host_control.search.strategies import make_strategy
 
 if TYPE_CHECKING:
@@ -113,7 +114,15 @@ class StudyRun:
         assert self.built is not None, "a deployed board has a build"
         minimum = 1 if self.args.inference else self.built.minimum_batch
         budget = memory_budget(self.board.facts().memory_available_bytes, self.args.memory)
-        return make_space(session_memory(self.board.info(), self.program), budget, self.args.max_batch_size, minimum)
+        return make_space(self._memory, budget, self.args.max_batch_size, minimum)
+
+    @cached_property
+    def _memory(self) -> MemoryForm:
+        """What a session of the deployed program takes; asked once, for a slow board takes a second to start it."""
+        from host_control.boards import RecordedBoard
+
+        assert not isinstance(self.board, RecordedBoard), "a table has no program"
+        return session_memory(self.board.info(), self.program, fused=True)
 
     def _key(self) -> StudyKey:
         from host_control.study import StudyKey
@@ -207,7 +216,7 @@ class StudyRun:
         more: dict[str, Any] = {"board_name": self.board.name, "program": self.program}
         if isinstance(self.board, DeployedBoard):
             facts = asdict(self.board.facts())
-            more["memory"] = asdict(session_memory(self.board.info(), self.program))
+            more["memory"] = asdict(self._memory)
         if self.built is not None:
             names = ("model", "target", "build_id", "version", "features", "vector_bits")
             more["build"] = {name: self.built.manifest.get(name) for name in names} | {"sha256": self.built.sha256}

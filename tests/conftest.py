@@ -17,7 +17,7 @@ from tests.needs import NEEDS, data_folder, unmet
 from tests.sshd.server import Sshd, run_sshd
 
 _ROOT = Path(__file__).resolve().parent.parent
-_BOARD_NEEDS = frozenset({"boards", "vm-boards", "netns-boards", "buildah"})
+_BOARD_NEEDS = frozenset({"boards", "vm-boards", "netns-boards", "buildah", "debian-roots"})
 _REQUIRED = pytest.StashKey[frozenset[str]]()
 
 # A shared two-core machine stalls at any time: a deadline a case would only measure that.

@@ -16,7 +16,10 @@ if [ -n "$run" ] && [ -z "$DETACHED" ]; then
   setsid sh -c '"$@" >>"$0/events.jsonl" 2>>"$0/messages" & echo $! >"$0/process"; wait $!; echo $? >"$0/exit"' \
     "$run" "$0" "$@" </dev/null >/dev/null 2>&1 &
   while [ ! -s "$run/process" ]; do sleep 0.02; done
-  exit 0
+  echo '{{"event":"started"}}'
+  [ "$last" = --follow ] || exit 0
+  while [ ! -s "$run/exit" ]; do sleep 0.02; done
+  cat "$run/events.jsonl"; exit "$(cat "$run/exit")"
 fi
 case $1 in
 info) echo '{{"event":"info","model":"fake","target":"x86-64-avx2"}}'; exit {info_exit} ;;

@@ -20,10 +20,6 @@ MODEL = [TESTS / "tables_mlp.c", TESTS / "kernels_mlp.c"]
 MODEL_OF_ANOTHER_CPU = [TESTS / "tables_other_cpu.c", TESTS / "kernels_mlp.c"]
 PROGRAM = sorted((NATIVE / "taste-train").glob("*.c"))
 CHECKS = [*sorted(TESTS.glob("test_*.c")), NATIVE / "taste-train" / "batches.c"]
-FUZZ_SAFETENSORS = [
-    TESTS / "fuzz_safetensors.c",
-    *(NATIVE / "src" / f"{n}.c" for n in ("safetensors", "error", "generator")),
-]
 PARTS = [source for source in PROGRAM if source.name != "main.c"]
 FAULT_LOOP = [TESTS / "fault_loop.c", *PARTS]
 
@@ -33,6 +29,7 @@ MAINS = {
     "taste-train": (MODEL, PROGRAM),
     "taste-train-other-cpu": (MODEL_OF_ANOTHER_CPU, PROGRAM),
     "taste-train-text": ([TESTS / "tables_text.c"], PROGRAM),
+    "fuzz-safetensors": (MODEL, [TESTS / "fuzz_safetensors.c"]),
     "fuzz-checkpoint": ([TESTS / "tables_text.c"], [TESTS / "fuzz_checkpoint.c", *PARTS]),
     "fuzz-samples": (MODEL, [TESTS / "fuzz_samples.c", *PARTS]),
     "fault-loop": (MODEL, FAULT_LOOP),

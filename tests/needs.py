@@ -84,7 +84,15 @@ def _buildah() -> str | None:
     return _programs("buildah", "mmdebstrap", package="buildah and mmdebstrap")()
 
 
-def _emulated(board: str) -> Probe:
+def _debian_roots() -> str | None:
+    if os.geteuid() != 0:
+        return "roots are unpacked and entered as root"
+    packages = {"mmdebstrap": "mmdebstrap", "qemu-aarch64-static": "qemu-user-static", "unshare": "util-linux"}
+    missing = [package for program, package in packages.items() if not shutil.which(program)]
+    return f"install {', '.join(missing)}" if missing else None
+
+
+def _emulated(board: str, *, cpufreq: bool = False) -> Probe:
     """What `board up` itself finds missing, packages for an image included."""
 
     def probe() -> str | None:
@@ -94,7 +102,7 @@ def _emulated(board: str) -> Probe:
         from host_control.emulation.packages import check_packages
 
         try:
-            check_packages(find_emulated(board), build=True)
+            check_packages(find_emulated(board), build=True, cpufreq=cpufreq)
             if board.endswith("-netns"):
                 check_rights(find_emulated(board))
         except MissingToolError as error:
@@ -102,15 +110,6 @@ def _emulated(board: str) -> Probe:
         return None
 
     return probe
-
-
-def cpufreq_board() -> str | None:
-    """The board that TASTE_CPUFREQ_BOARD names, as --board takes it, or None."""
-    return os.environ.get("TASTE_CPUFREQ_BOARD") or None
-
-
-def _cpufreq_board() -> str | None:
-    return None if cpufreq_board() else "TASTE_CPUFREQ_BOARD names no board whose frequency may be set (docs/power.md)"
 
 
 def _cpu(flag: str) -> Probe:
@@ -136,9 +135,9 @@ NEEDS: Mapping[str, Probe] = {
     "busybox": _programs("busybox", package="busybox"),
     "boards": _boards,
     "buildah": _buildah,
-    "vm-boards": lambda: _emulated("rpi4-vm")() or _emulated("bpi-f3-vm")(),
+    "debian-roots": _debian_roots,
+    "vm-boards": lambda: _emulated("rpi4-vm", cpufreq=True)() or _emulated("bpi-f3-vm")(),
     "netns-boards": lambda: _emulated("rpi4-netns")() or _emulated("bpi-f3-netns")(),
-    "cpufreq-board": _cpufreq_board,
     "avx2": _cpu("avx2"),
     "avx512": _cpu("avx512f"),
 }

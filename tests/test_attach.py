@@ -304,15 +304,21 @@ def test_a_measurement_that_went_on_is_collected_not_repeated(
     monkeypatch: pytest.MonkeyPatch,
     built: Callable[..., Path],
 ) -> None:
-    start = DetachedRun.start
-    begun: list[str] = []
+    begin, begun = DetachedRun._begin, list[str]()
 
-    def begin(self: DetachedRun, command: Any, record: Any) -> None:
+    def cut_once_begun(there: Path) -> None:
+        while not there.exists():
+            time.sleep(0.01)
+        relay.cut()
+
+    def begin_and_cut(self: DetachedRun, *words: Any, **limits: Any) -> Any:
         begun.append(self.name)
-        start(self, command, record)
+        if len(begun) == 1:
+            threading.Thread(target=cut_once_begun, args=(Path(self.path("process")),), daemon=True).start()
+        return begin(self, *words, **limits)
 
-    monkeypatch.setattr(DetachedRun, "start", begin)
-    cut_when_followed(monkeypatch, relay)
+    monkeypatch.setattr(DetachedRun, "_begin", begin_and_cut)
+    monkeypatch.setattr("host_control.boards.detached.RETRY_S", 0.0)
     folder = built("mlp", host_target(), input_shape=(1, 8, 8), classes=2)
     bench = ("bench", "--build", folder, "--batch-size", 8, "--seconds", 1, "--threads", 1, "--out", "measured")
     code, _, err = call(capsys, *bench)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,10 +51,9 @@ def gone(pid: int) -> bool:
     until = time.monotonic() + 5
     while time.monotonic() < until:
         try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
             return True
         time.sleep(0.02)
     return False
@@ -73,7 +73,7 @@ def test_a_measurement_becomes_counters(board: DeployedBoard, tmp_path: Path) ->
     expected = Counters(8, 12.5, 0.01, 0.1, 0.2, 0.01, 1000, 1010, 3, False, True, "hot")
     assert board.measure(OperatingPoint(8)) == expected
     calls = next((tmp_path / "board").rglob("taste-train.calls")).read_text().splitlines()
-    assert calls == ["bench --batch-size 8 --program train --seconds 2"]
+    assert calls == ["bench --batch-size 8 --seconds 2"]
 
 
 def test_the_command_line_of_a_measurement() -> None:
@@ -173,11 +173,12 @@ def test_a_measurement_whose_host_died_is_collected_by_its_owner_only(tmp_path: 
     with measuring(tmp_path, "study") as board:
         board.deploy(build, files=("taste-train",))
 
-    def died(self: DetachedRun, *_: object, **__: object) -> RunResult:
+    def died(self: DetachedRun, command: Any, record: Any, *_: object, **__: object) -> RunResult:
+        self.start(command, record)
         raise LinkLostError("the host was shut down.")
 
     with pytest.MonkeyPatch.context() as patch, measuring(tmp_path, "study") as board:
-        patch.setattr(DetachedRun, "follow", died)
+        patch.setattr(DetachedRun, "run_through", died)
         with pytest.raises(LinkLostError):
             board.measure(OperatingPoint(8))
     for owner, calls in (("study", 1), ("study", 2), ("another", 3)):

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.native_builds import ADDRESS, ARM, CLASSES, FUZZER, HOST, RISCV, THREAD, Toolchain, refuse, run, succeed
+from tests.native_builds import ADDRESS, ARM, CLASSES, HOST, RISCV, THREAD, Toolchain, refuse, run, succeed
 from tests.packed_data import pack
 from tests.test_native import make_weights
 
@@ -221,27 +221,6 @@ def test_promises_of_the_disk(build: Build, tmp_path: Path, mode: str) -> None:
         command = [str(build(HOST, what)), str(tmp_path / name), mode, name]
         result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert result.returncode == code, result.stdout[-2000:]
-
-
-@pytest.mark.faults
-@pytest.mark.needs("clang")
-@pytest.mark.parametrize("what", ["fuzz-checkpoint -DTASTE_PLANT_SKIP_HASH", "fuzz-samples"])
-def test_no_bytes_upset_the_readers(build: Build, packed: Path, tmp_path: Path, what: str) -> None:
-    """A million files grown from whole ones, a checkpoint and two data sets."""
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    if what == "fuzz-samples":
-        x, y = np.zeros((2, 2, 4, 5), np.uint8), np.zeros(2, np.int32)
-        pack(corpus / "hashed", x, y)
-        save_file({"x": x, "y": y}, corpus / "plain", metadata={"mean": "[0.5, 0.5]", "std": "[1, 1]"})
-    else:
-        windows = pack(tmp_path / "text", np.zeros((2, 6), np.uint8), np.zeros((2, 6), np.uint8))
-        run_once = ("train", "--samples", windows, "--batch-size", 1, "--steps", 2, "--lr", 0.1)
-        succeed(build(HOST, "taste-train-text"), *run_once, "--checkpoint", tmp_path / "run")
-        (tmp_path / "run/checkpoint-0.safetensors").rename(corpus / "whole")
-    command = [str(build(FUZZER, what)), "-runs=1000000", "-max_len=1500", "-seed=1", "-verbosity=0", str(corpus)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert result.returncode == 0, result.stderr[-3000:]
 
 
 # What a run in a folder does and refuses.

@@ -124,19 +124,20 @@ def test_binary_is_static_and_small(target: str, built: Callable[..., Path]) -> 
 
 @pytest.mark.needs("qemu")
 @pytest.mark.parametrize(
-    ("target", "emulator", "reason"),
+    ("model", "target", "emulator", "reason"),
     [
-        ("bpi-f3", ["qemu-riscv64", "-cpu", "rv64,v=true,vlen=128,vext_spec=v1.0"], "256"),
-        ("generic-riscv64-v", ["qemu-riscv64", "-cpu", "rv64,v=true,vlen=256,vext_spec=v1.0"], "128"),
-        ("bpi-f3", ["qemu-riscv64", "-cpu", "rv64"], "v"),
+        ("resnet8", "bpi-f3", ["qemu-riscv64", "-cpu", "rv64,v=true,vlen=128,vext_spec=v1.0"], "256"),
+        ("resnet8", "generic-riscv64-v", ["qemu-riscv64", "-cpu", "rv64,v=true,vlen=256,vext_spec=v1.0"], "128"),
+        ("resnet8", "bpi-f3", ["qemu-riscv64", "-cpu", "rv64"], " v"),
+        ("mlp", "jetson-xavier", ["qemu-aarch64", "-cpu", "cortex-a72"], "fp16"),
     ],
-    ids=["256 on 128", "128 on 256", "no vectors"],
+    ids=["256 on 128", "128 on 256", "no vectors", "ARMv8.2 on 8.0"],
 )
-def test_wrong_vectors_are_refused_at_the_start(
-    target: str, emulator: list[str], reason: str, built: Callable[..., Path]
+def test_what_the_cpu_lacks_is_refused_at_the_start(
+    model: str, target: str, emulator: list[str], reason: str, built: Callable[..., Path]
 ) -> None:
-    """Code for another vector length would run to the end and give wrong numbers."""
-    program = built("resnet8", target, input_shape=None) / "taste-train"
+    """Code for another vector length would run to the end and give wrong numbers; other code dies with SIGILL."""
+    program = built(model, target, input_shape=None) / "taste-train"
     command = [*emulator, str(program), "bench", "--batch-size", "2", "--seconds", "0.1"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 13

@@ -78,6 +78,20 @@ def test_threads_do_not_change_the_bits(library: Library, batch: tuple[Array, Ar
         assert all(np.array_equal(results[0][name], other[name]) for name in other)
 
 
+def test_a_fused_update_has_the_same_bits(library: Library, batch: tuple[Array, Array]) -> None:
+    x, y = batch
+    hyper: dict[str, Any] = {"learning_rate": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}
+    with Trainer(library, ROWS) as apart, Trainer(library, ROWS, programs=("train_fused", "eval")) as fused:
+        for rows in (ROWS, 3, ROWS):
+            assert apart.step(x[:rows], y[:rows], **hyper).loss == fused.step(x[:rows], y[:rows], **hyper).loss
+        theirs, ours = apart.parameters(), fused.parameters()
+        assert all(np.array_equal(theirs[name], ours[name]) for name in theirs)
+        assert np.array_equal(apart.slot("head.weight"), fused.slot("head.weight"))
+        for refused in (lambda: fused.gradient("head.weight"), lambda: fused.step(x, y, **hyper, gradient_clip=1.0)):
+            with pytest.raises(DeviceError, match="gradient"):
+                refused()
+
+
 def test_blocks_run_alone_and_boundaries_are_tensors(library: Library, batch: tuple[Array, Array]) -> None:
     x, y = batch
     with Trainer(library, ROWS) as whole, Trainer(library, ROWS) as tail:

@@ -60,6 +60,24 @@ def test_targets_are_those_of_the_board_table() -> None:
     assert set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)) == set(load_targets())
 
 
+def test_promises_name_tests_that_exist() -> None:
+    """And bugs that are planted somewhere; each row has a test."""
+    page = (_ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    tests = {path.name: path.read_text(encoding="utf-8") for path in (_ROOT / "tests").glob("test_*.py")}
+    planted = "".join(path.read_text(encoding="utf-8") for path in (_ROOT / "native").rglob("*.[ch]"))
+    rows = re.findall(r"^\|(.*)\|$", page, re.MULTILINE)[2:]
+    assert len(rows) > 15
+    for row in rows:
+        names = re.findall(r"`(?:(test_\w+\.py)(?:::)?)?(test_\w+)?`", row.split("|")[2])
+        assert any(names), row
+        file = ""
+        for named, name in (*names, *re.findall(r"`(x)?(test_\w+)`", row.split("|")[3])):
+            file = named or file
+            assert file in tests and (not name or f"def {name}(" in tests[file]), (file, name)
+        for define in re.findall(r"`([A-Z_]+)`", row.split("|")[3]):
+            assert f"TASTE_PLANT_{define}" in planted, define
+
+
 def test_make_targets_exist() -> None:
     makefile = (_ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))

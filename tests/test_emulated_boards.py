@@ -27,21 +27,25 @@ from host_control.cli import main
 from host_control.emulation.namespace_board import set_cable
 from host_control.emulation.state import Running, board_folder, find_up, read_board
 from host_control.ssh import Connection
+from tests.ports import listeners_of
 
 _ROOT = Path(__file__).resolve().parent.parent
 BoardUp = Callable[..., str]
 Built = Callable[..., Path]
 
+SHAPE = (1, 6, 6)
+"""Of the images: a machine that counts instructions, or one on a busy host, does a few million operations a second."""
+
 BOARDS = [
     pytest.param("rpi4-netns", marks=pytest.mark.needs("netns-boards", "zig")),
-    pytest.param("rpi4-vm", marks=[pytest.mark.acceptance, pytest.mark.needs("vm-boards", "zig")]),
-    pytest.param("visionfive2-vm", marks=[pytest.mark.acceptance, pytest.mark.needs("vm-boards", "zig")]),
-    pytest.param("bpi-f3-vm", marks=[pytest.mark.acceptance, pytest.mark.needs("vm-boards", "zig")]),
+    pytest.param("rpi4-vm", marks=pytest.mark.needs("vm-boards", "zig")),
+    pytest.param("visionfive2-vm", marks=pytest.mark.needs("vm-boards", "zig")),
+    pytest.param("bpi-f3-vm", marks=pytest.mark.needs("vm-boards", "zig")),
 ]
 
 
 def build_for(built: Built, board: str) -> Path:
-    return built("mlp", board.rpartition("-")[0], input_shape=(3, 16, 16))
+    return built("mlp", board.rpartition("-")[0], input_shape=SHAPE)
 
 
 def ssh(name: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -112,38 +116,43 @@ def test_deploy_tune_train_and_resume(
     train_and_resume(name, tmp_path, said)
 
 
-def training_of(folder: Path) -> list[str]:
-    """A short training run of images that are made here."""
+def training_of(folder: Path, epochs: int) -> list[str]:
+    """A short training run of images that are made here; an epoch of a `-netns` board is over in half a second."""
     draw = np.random.default_rng(5)
-    x, y = draw.integers(0, 256, (240, 3, 16, 16)).astype(np.uint8), np.arange(240) % 10
+    x, y = draw.integers(0, 256, (240, *SHAPE)).astype(np.uint8), np.arange(240) % 10
     np.savez(folder / "data.npz", x_train=x, y_train=y, x_test=x[:20], y_test=y[:20])
     words = ["train", "--model", "mlp", "--data", str(folder / "data.npz"), "--batch-size", "4", "--lr", "0.01"]
-    return [*words, "--epochs", "4", "--augment", "crop-flip"]
+    return [*words, "--epochs", str(epochs), "--augment", "crop-flip"]
+
+
+_END_AT_A_STEP = """echo ready
+until grep -qs '"step"' .local/share/taste-edge/runs/run-*/events.jsonl; do sleep 0.05; done
+pkill -TERM taste-train"""
 
 
 def train_and_resume(name: str, folder: Path, said: Callable[..., dict[str, Any]]) -> None:
     """A run that is ended on the board in the middle goes on to the bits of one that never was."""
-    words = training_of(folder)
+    epochs = 8 if name.endswith("-netns") else 4
+    words = training_of(folder, epochs)
     straight = said(*words, "--out", str(folder / "straight"))
-    assert straight["emulated"] is True and straight["epochs"] == 4
+    assert straight["emulated"] is True and straight["epochs"] == epochs
 
     command = [sys.executable, "-m", "host_control", *words, "--board", name, "--json", "--out", str(folder / "run")]
-    # Logged in beforehand: a fast board would be through with the run by the time of a login.
-    ender = ["ssh", "-F", str(find_up(name)), name, "echo ready; read go; pkill -TERM taste-train"]
-    with (
-        subprocess.Popen(ender, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as end,
-        subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training,
-    ):
-        assert training.stdout is not None and end.stdout is not None
-        assert end.stdout.readline() == "ready\n"
-        for line in training.stdout:
-            if '"event": "step"' in line:
-                break
-        end.communicate("go\n", timeout=60)
-        _, said_last = training.communicate(timeout=120)
-        assert (end.returncode, training.returncode) == (0, 130), said_last
+    # It waits on the board itself: a fast one would be through with the run by the time of a login.
+    with subprocess.Popen(
+        ["ssh", "-F", str(find_up(name)), name, _END_AT_A_STEP],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as ender:
+        try:
+            assert ender.stdout is not None and ender.stdout.readline() == "ready\n"
+            ended = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=240, check=False)
+            assert (ender.wait(60), ended.returncode) == (0, 130), ended.stderr
+        finally:
+            ender.kill()
     resumed = said(*words, "--out", str(folder / "run"), "--resume")
-    assert (resumed["sha256"], resumed["epochs"]) == (straight["sha256"], 4)
+    assert (resumed["sha256"], resumed["epochs"]) == (straight["sha256"], epochs)
 
 
 # Refused before anything is sent (13), with the feature that is missing.
@@ -244,8 +253,9 @@ def cut_an_upload(running: Running, big: Path, there: Path, at: int) -> float:
 
 
 @pytest.mark.needs("netns-boards", "zig")
+@pytest.mark.parametrize("cuts", [5, pytest.param(20, marks=pytest.mark.acceptance)])
 def test_a_cut_link_leaves_the_old_deployment_and_no_partial_file(
-    board_up: BoardUp, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cuts: int, board_up: BoardUp, built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = read_board(board_up("rpi4-netns"))
     assert running is not None
@@ -258,7 +268,7 @@ def test_a_cut_link_leaves_the_old_deployment_and_no_partial_file(
         assert isinstance(board, DeployedBoard)
         board.deploy(write_big_build(tmp_path / "old", build, 0), files=files)
     old = os.readlink(there / "current")
-    for number in range(1, 6):
+    for number in range(1, cuts + 1):
         big = write_big_build(tmp_path / f"new{number}", build, number)
         assert cut_an_upload(running, big, there, draw.randrange(1, 11 << 20)) < 20
         assert os.readlink(there / "current") == old and partial_files(there) == []
@@ -273,36 +283,56 @@ def test_a_cut_link_leaves_the_old_deployment_and_no_partial_file(
     # A deploy that writes in place is caught by the same check.
     send = deploy._send
     monkeypatch.setattr(deploy, "_send", lambda link, source, part: send(link, source, part.removesuffix(".part")))
-    cut_an_upload(running, write_big_build(tmp_path / "planted", build, 9), there, 1 << 20)
+    cut_an_upload(running, write_big_build(tmp_path / "planted", build, 99), there, 1 << 20)
     assert partial_files(there) != []
     ssh(running.name, "rm", "-rf", "cut")
 
 
+def listening(running: Running) -> set[str]:
+    """The ports of the whole board, as `ss -ltn` there would show them."""
+    inside = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()[0]
+    shown = subprocess.check_output(["nsenter", "--net", f"--target={inside}", "ss", "-ltnH"], text=True)
+    return {line.split()[3] for line in shown.splitlines()}
+
+
 @pytest.mark.needs("netns-boards", "zig")
+@pytest.mark.parametrize("cuts", [1, pytest.param(5, marks=pytest.mark.acceptance)])
 def test_a_cut_link_changes_nothing_of_a_run(
-    board_up: BoardUp, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cuts: int, board_up: BoardUp, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The bits are those of a run without any link."""
+    """The bits are those of a run without any link. It is an ordinary user's, and no port is opened on either side."""
     running = read_board(board_up("rpi4-netns"))
     assert running is not None
-    words, there = training_of(tmp_path), ["--remote-dir", str(tmp_path / "there")]
+    words, there = training_of(tmp_path, 4 + 8 * cuts), ["--remote-dir", str(tmp_path / "there")]
     assert main([*words, "--board", "emulated:rpi4", *there, "--out", str(tmp_path / "here"), "--json"]) == 0
     expected = json.loads(capsys.readouterr().out.splitlines()[-1])["sha256"]
     command = [sys.executable, "-m", "host_control", *words, "--board", running.name, "--json"]
     command += ["--out", str(tmp_path / "run")]
+    assert ssh(running.name, "id", "-u").stdout.strip() == "1000"
+    ports, lost = listening(running), 0
+    assert {port.rpartition(":")[2] for port in ports} == {"22"}
     with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
-        assert training.stdout is not None
+        assert training.stdout is not None and training.stderr is not None
         try:
             for line in training.stdout:
-                if '"event": "step"' in line:
-                    break
-            set_cable(running, up=False)
-            time.sleep(2)
+                if '"event": "step"' in line and lost < cuts:
+                    assert (listening(running), listeners_of(training.pid)) == (ports, set())
+                    set_cable(running, up=False)
+                    time.sleep(2)
+                    set_cable(running, up=True)
+                    lost += 1
         finally:
             set_cable(running, up=True)
-        said, messages = training.communicate(timeout=180)
-    assert training.returncode == 0, messages
-    assert json.loads(said.splitlines()[-1])["sha256"] == expected
+        messages = training.stderr.read()
+    assert training.returncode == 0 and lost == cuts, messages
+    assert json.loads(line)["sha256"] == expected
+    assert listening(running) == ports
+    with subprocess.Popen(["ssh", "-F", str(find_up(running.name)), running.name, "busybox nc -l -p 4444"]) as planted:
+        until = time.monotonic() + 30
+        while listening(running) == ports:
+            assert time.monotonic() < until, "a program that listens is not seen"
+            time.sleep(0.1)
+        planted.terminate()
 
 
 @pytest.mark.needs("vm-boards")

@@ -20,6 +20,7 @@ from host_control.cli import main
 from host_control.emulation.lifecycle import end_board, start_board
 from host_control.emulation.qmp import ask_monitor
 from host_control.emulation.state import board_folder, find_up
+from tests.test_emulated_boards import training_of
 
 pytestmark = pytest.mark.acceptance
 _ROOT = Path(__file__).resolve().parent.parent
@@ -57,26 +58,23 @@ def test_the_curve_of_a_counting_machine_repeats_and_tune_finds_its_best(
     assert dict(zip(SIZES, first, strict=True))[tuned["bs_peak"]] >= 0.99 * first.max()
 
 
-@pytest.mark.needs("vm-boards", "zig")
+@pytest.mark.needs("vm-boards", "zig", "qemu")
 @pytest.mark.parametrize("name", ["rpi4-vm", "visionfive2-vm"])
 def test_three_power_cuts_in_a_run_lose_nothing_committed(
     name: str, board_up: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The machine is reset while it trains; each time the run goes on from its last checkpoint, to the same bits."""
     board_up(name)
-    draw = np.random.default_rng(6)
-    x, y = draw.integers(0, 256, (240, 3, 16, 16)).astype(np.uint8), np.arange(240) % 10
-    np.savez(tmp_path / "data.npz", x_train=x, y_train=y)
-    words = ["train", "--model", "mlp", "--data", str(tmp_path / "data.npz"), "--batch-size", "4", "--lr", "0.01"]
-    words += ["--epochs", "20", "--checkpoint-every", "20steps", "--board", name, "--json"]
+    words = [*training_of(tmp_path, 40), "--checkpoint-every", "50steps", "--json"]
 
     def finished(*more: str) -> dict[str, Any]:
         capsys.readouterr()
         assert main([*words, *more]) == 0
         return dict(json.loads(capsys.readouterr().out.splitlines()[-1]))
 
-    straight = finished("--out", str(tmp_path / "straight"))
-    run, committed = ["--out", str(tmp_path / "run")], 0
+    there = ["--board", f"emulated:{name.removesuffix('-vm')}", "--remote-dir", str(tmp_path / "there")]
+    straight = finished(*there, "--out", str(tmp_path / "straight"))
+    run, committed = ["--board", name, "--out", str(tmp_path / "run")], 0
     for number in range(3):
         command = [sys.executable, "-m", "host_control", *words, *run, *(["--resume"] if number else [])]
         with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as host:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tarfile
+import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +20,7 @@ import pytest
 
 from cross.errors import BusyError, MissingToolError, TasteError, UsageError
 from cross.probe import check_runs_on, cpu_fields, parse_probe
-from cross.target import find_target
+from cross.target import find_target, load_targets
 from host_control.boards import open_board
 from host_control.cli import main
 from host_control.emulation import lifecycle, namespace_board, packages
@@ -39,6 +41,8 @@ from host_control.emulation.state import (
     start_of,
     write_board,
 )
+
+_ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +99,8 @@ def test_missing_packages_are_named_in_one_line(monkeypatch: pytest.MonkeyPatch,
     assert caught.value.exit_code == 22 and "\n" not in str(caught.value)
     named = str(caught.value).partition("--no-install-recommends ")[2].split()
     assert {"mmdebstrap", "e2fsprogs", "kmod", "qemu-system-misc", "qemu-utils", "openssh-client"} <= set(named)
+    with pytest.raises(MissingToolError, match="device-tree-compiler"):
+        packages.check_packages(find_emulated("rpi4-vm"), build=False, cpufreq=True)
     with pytest.raises(MissingToolError, match="qemu-user-static"):
         packages.check_packages(find_emulated("rpi4-netns"), build=False)
 
@@ -111,6 +117,8 @@ def test_without_root_a_netns_board_names_the_vm(monkeypatch: pytest.MonkeyPatch
     [
         (["up", "rpi4-vm", "--memory", "1M"], "too little for Debian"),
         (["up", "rpi4-netns", "--icount"], "--icount needs a machine of its own"),
+        (["up", "rpi4-netns", "--cpufreq"], "--cpufreq needs an arm64 machine of its own"),
+        (["up", "bpi-f3-vm", "--cpufreq"], "--cpufreq needs an arm64 machine of its own"),
         (["up", "pdp11-vm"], "unknown emulated board"),
         (["down", "pdp11-vm"], "unknown emulated board"),
     ],
@@ -249,10 +257,11 @@ with guarded(["sleep", "600"], Path(sys.argv[1])) as process:
 
 
 def gone(pid: int, started: int, within_s: float = 5) -> bool:
+    """`started` 0: it was gone before anybody looked."""
     until = time.monotonic() + within_s
-    while start_of(pid) == started and time.monotonic() < until:
+    while start_of(pid) == started != 0 and time.monotonic() < until:
         time.sleep(0.02)
-    return start_of(pid) != started
+    return started == 0 or start_of(pid) != started
 
 
 @pytest.mark.parametrize(("how", "lives"), [("end", True), ("fail", False), ("hang", False)])
@@ -272,7 +281,7 @@ def test_a_process_lives_on_only_where_its_start_ended_well(tmp_path: Path, how:
 
 def test_a_program_that_is_not_there_says_so_in_the_log(tmp_path: Path) -> None:
     with guarded(["no-such-emulator"], tmp_path) as process:
-        assert gone(process.pid, process.started or -1)
+        assert gone(process.pid, process.started)
     assert "no-such-emulator" in (tmp_path / "log").read_text()
 
 
@@ -352,7 +361,28 @@ def test_a_cap_that_cannot_be_set_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_target_with_an_emulator_has_both_boards() -> None:
-    assert {board.target.name for board in load_catalogue().values()} == {
-        "rpi3", "rpi4", "rpi5", "jetson-xavier", "generic-arm64", "visionfive2", "bpi-f3", "generic-riscv64", "generic-riscv64-v"
-    }  # fmt: skip
+    boards = [target.name for target in load_targets().values() if target.arch != "x86_64"]
+    assert set(load_catalogue()) == {f"{name}-{kind}" for name in boards for kind in ("vm", "netns")}
+    assert {"rpi4-vm", "visionfive2-netns", "bpi-f3-vm"} <= set(load_catalogue())
     assert find_emulated("rpi4-vm").cpu == find_target("rpi4").qemu[1] == "cortex-a72"
+
+
+def test_the_lines_of_a_new_board_in_the_documentation_are_all_it_takes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    block = re.search(
+        r"^    \[rock5\]\n(?:    .+\n)+", (_ROOT / "docs/boards.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert block is not None and block[0].count("\n") <= 13
+    table = (_ROOT / "cross/boards.toml").read_text(encoding="utf-8")
+    (tmp_path / "boards.toml").write_text(f"{table}\n{textwrap.dedent(block[0])}", encoding="utf-8")
+    monkeypatch.setattr("cross.target.resources.files", lambda _: tmp_path)
+    try:
+        for known in (load_targets, load_catalogue):
+            known.cache_clear()
+        assert main(["board", "list"]) == 0
+        assert {"rock5", "rock5-vm", "rock5-netns"} <= set(capsys.readouterr().out.split())
+        assert find_emulated("rock5-vm").cpu == "cortex-a76" and find_target("rock5").emulator("x")[0] == "qemu-aarch64"
+    finally:
+        for known in (load_targets, load_catalogue):
+            known.cache_clear()

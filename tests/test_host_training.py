@@ -194,6 +194,7 @@ def test_dry_run(data: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path)
         (("--effective-batch", "41"), 2, "more than the 40 training samples"),
         (("--lr", "-1"), 2, "-1 is not above zero"),
         (("--lr", "nan"), 2, "not a finite number"),
+        (("--lr", "1e30"), 2, "1e30 is too large"),
         (("--warmup", "1.5"), 2, "not a share from 0 to below 1"),
         (("--batch-size", "many"), 2, "not a whole number"),
         (("--board", "recorded:none.json"), 2, "no recorded table"),
@@ -255,6 +256,13 @@ def test_a_file_of_two_outputs_asks_which_before_anything_is_packed(
     code, _, err = train(capsys, "--data", data, "--model", "two.onnx")
     assert code == 2 and "Choose one with --output" in err and err.count("\n") == 1
     assert not (tmp_path / "cache").exists()
+
+
+def test_images_of_other_planes_than_a_file_takes_are_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("colour.onnx").write_bytes(ZOO["resnet8"].build((3, 8, 8), 2).SerializeToString())
+    code, _, err = train(capsys, "--model", "colour.onnx", "--data", data)
+    assert code == 2 and "takes samples of 3x8x8" in err and "packed as 1x8x8. Save images of 3 planes" in err
+    assert err.count("\n") == 1
 
 
 def test_bad_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,15 +18,12 @@ from tests.native_builds import (
     ADDRESS,
     ARM,
     CLASSES,
-    FUZZ_SAFETENSORS,
-    FUZZER,
     HIDDEN,
     HOST,
     INPUTS,
     RISCV,
     THREAD,
     Toolchain,
-    compile_c,
     refuse,
     run,
     succeed,
@@ -71,18 +68,6 @@ def test_a_broken_check_is_seen(build: Build) -> None:
 def test_runtime_under_sanitizers(build: Build, toolchain: Toolchain) -> None:
     result = subprocess.run([build(toolchain, "checks")], capture_output=True, text=True, timeout=300, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, "0 failures\n", "")
-
-
-@pytest.mark.needs("clang")
-def test_no_bytes_upset_the_safetensors_reader(tmp_path: Path) -> None:
-    """A million files grown from a whole one, behind the two bytes that the fuzz target takes for itself."""
-    fuzzer = compile_c(FUZZER, FUZZ_SAFETENSORS, tmp_path / "fuzzer")
-    (tmp_path / "corpus").mkdir()
-    save_file({"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.int32)}, tmp_path / "whole", metadata={"c": "d"})
-    (tmp_path / "corpus" / "whole").write_bytes(bytes(2) + (tmp_path / "whole").read_bytes())
-    command = [str(fuzzer), "-runs=1000000", "-max_len=400", "-seed=1", "-verbosity=0", str(tmp_path / "corpus")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert result.returncode == 0, result.stderr[-3000:]
 
 
 @pytest.mark.needs("qemu")

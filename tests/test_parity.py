@@ -29,8 +29,8 @@ pytestmark = pytest.mark.needs("torch")
 
 Array = np.ndarray[Any, Any]
 QUICK = ["mlp", "resnet8", SMALL_TRANSFORMER]
-FULL = ["resnet18", "resnet20", "resnet18-imagenet", "mobilenetv2", "vgg16", "alexnet", "squeezenet", "efficientvit-m1"]
-FULL += ["chartransformer"]
+FULL = ["resnet18", "resnet20", "resnet18-imagenet", "mobilenetv2", "vgg16", "vgg19", "alexnet", "squeezenet"]
+FULL += ["efficientvit-m1", "chartransformer"]
 MODELS = [*QUICK, *(pytest.param(m, marks=pytest.mark.acceptance) for m in FULL)]
 SHAPES = {"resnet18-imagenet": (3, 64, 64)}
 ZERO_SHARE = 1e-6

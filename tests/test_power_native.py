@@ -112,6 +112,44 @@ def test_a_sensor_that_fails_says_so_in_one_line(program: Path, tmp_path: Path) 
     assert watts[0] == pytest.approx(4.618368) and watts[-1] is None
 
 
+@pytest.mark.parametrize(
+    ("board", "file", "text", "message"),
+    [
+        (board_tree.jetson_orin, "sys/class/hwmon/hwmon3/curr1_input", "", "hwmon3/curr1_input cannot be read"),
+        (board_tree.hwmon_power, "sys/class/hwmon/hwmon0/power1_input", "3.25 W", "holds '3.25 W', no number"),
+        (board_tree.rapl, "sys/class/powercap/intel-rapl:0/energy_uj", "", "energy_uj cannot be read"),
+        (
+            board_tree.raspberry_pi_5,
+            "usr/bin/vcgencmd",
+            "#!/bin/sh\necho VDD_CORE_A current(7)=lots",
+            "gave no rail with",
+        ),
+        (board_tree.raspberry_pi_5, "usr/bin/vcgencmd", "#!/bin/sh\necho A\nexec sleep 60", "gave no rail with"),
+        (board_tree.raspberry_pi_5, "usr/bin/vcgencmd", "", "gave no rail with"),
+    ],
+)
+def test_a_sensor_that_goes_bad_while_a_step_runs_is_one_warning(
+    program: Path, tmp_path: Path, board: Callable[[Path], Path], file: str, text: str, message: str
+) -> None:
+    """`text` empty: the file is gone."""
+    path = board(tmp_path) / file
+    # An answer that does not come is waited for, and nothing is told behind the result.
+    seconds = 3 if "sleep" in text else 0.3
+    with start(program, tmp_path, "bench", "--batch-size", 2, "--seconds", seconds, "--power-every", 0.02) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        path.with_name("part").write_text(f"{text}\n")
+        path.with_name("part").chmod(path.stat().st_mode)
+        path.with_name("part").replace(path)
+        if not text:
+            path.unlink()
+        out, _ = process.communicate(timeout=30)
+    events = [json.loads(line) for line in [*lines, *out.splitlines()]]
+    warnings = [event["message"] for event in events if event["event"] == "warning"]
+    assert process.returncode == 0 and events[-1]["event"] == "result"
+    assert len(warnings) == 1 and message in warnings[0] and warnings[0].count("\n") == 0
+
+
 # Frequency
 
 

@@ -17,7 +17,7 @@ from host_control.power.relation import ProxyRuns, epochs_to, read_relation, rea
 from host_control.power.selection import frontier, pareto, select, sensitivity
 from host_control.power.sources import CommandMeter, CsvMeter, Load, PowerModel, open_source
 from host_control.power.table import Point, PowerTable, read_table, write_table
-from host_control.power.trace import Trace
+from host_control.power.trace import Trace, read_trace
 
 BATCHES, STEPS = (4, 8, 16, 32, 64, 128), (153, 307, 460, 614, 768, 921)
 TABLES = 5000
@@ -282,6 +282,19 @@ def test_a_meters_samples_lie_on_the_boards_clock(tmp_path: Path) -> None:
         CsvMeter(file)
     with pytest.raises(FileError, match="No such file"):
         CsvMeter(tmp_path / "none")
+
+
+def test_a_sensor_that_vanished_half_way_is_no_measurement() -> None:
+    """An energy counter's first reading is no loss: watts are known from the second on."""
+    watts = [None, 5.0, 6.0, None]
+    power = [{"event": "power", "t_ns": n * 10**9, "watts": w, "source": "rapl"} for n, w in enumerate(watts)]
+    window = {"event": "counters", "t_ns": 3 * 10**9, "elapsed_s": 3.0}
+    sensor = open_source("board", "rapl", "pi")
+    whole = read_trace([*power[:3], window])
+    assert not whole.lost and sensor.readings(whole, Load(1, 1), 0.0) == [(1.0, 5.0), (2.0, 6.0)]
+    broken = read_trace([*power, window, {"event": "warning", "message": "power sensor energy_uj cannot be read."}])
+    with pytest.raises(FileError, match="energy_uj cannot be read"):
+        sensor.readings(broken, Load(1, 1), 0.0)
 
 
 def test_a_command_is_a_meter() -> None:

@@ -167,6 +167,12 @@ def test_pruned_measuring_with_the_boards_sensor_goes_on_where_it_was(
     )
     code, _, err = power(capsys, *measured(build, tmp_path / "table", "--limit-watts", 6))
     assert code == 2 and "limit-watts 5.0, not 6.0" in err
+    code, _, err = power(capsys, *measured(build, tmp_path / "low", "--limit-watts", 4))
+    assert code == 24 and "no operating point is below 4 W: the lowest power seen is 4.62 W at batch size" in err
+    table = json.loads((tmp_path / "low/power.json").read_text())
+    assert [(p["frequency_khz"], p["attempts"]) for p in table["points"]] == [(600_000, 2)] * 2
+    code, _, err = power(capsys, *measured(build, tmp_path / "other", "--frequencies", "600,900"))
+    assert code == 13 and "--frequencies 900: local has 600, 750, 1000, 1500 MHz" in err
     (board / board_tree.INA / "in_voltage0_input").write_text("?\n")
     code, _, err = power(capsys, *measured(build, tmp_path / "bad"))
     assert code == 12 and "holds '?', no number" in err and err.count("\n") == 1
@@ -201,6 +207,13 @@ def test_proxy_runs_give_r(build: Path, data: Path, tmp_path: Path, capsys: pyte
     assert code == 0 and not [line for line in lines if line["event"] == "proxy"], "all runs are there"
     code, _, err = power(capsys, *words, "--epochs", 13, "--lr", 0.002, "--out", tmp_path / "r")
     assert code == 2 and "most-epochs 12.0, not 13.0" in err
+    code, _, err = power(capsys, *words, "--epochs", 2, "--lr", 1e-6, "--out", tmp_path / "low")
+    assert code == 2 and "no batch size reached 90.0% within 2 epochs" in err and err.count("\n") == 1
+    assert json.loads((tmp_path / "low/relation.json").read_text())["epochs"] == {"8": [None] * 2, "64": [None] * 2}
+    code, _, err = power(capsys, *words, "--epochs", 2, "--lr", 1e20, "--optimizer", "sgd", "--out", tmp_path / "nan")
+    assert code == 2 and "no batch size reached" in err, "one that diverges is an answer"
+    code, _, err = power(capsys, *words, "--batch-sizes", 321, "--out", tmp_path / "large")
+    assert code == 2 and "320 samples to train on" in err
 
 
 def test_tune_for_energy_over_everything_that_can_be_set(

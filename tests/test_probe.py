@@ -96,6 +96,7 @@ def test_a_32_bit_kernel_is_refused_and_a_32_bit_userland_is_not() -> None:
     ("target", "board", "reason"),
     [
         ("rpi5", "rpi4", "needs fp16, dotprod.*--target generic-arm64"),
+        ("jetson-xavier", "rpi4", "needs fp16;.*--target generic-arm64"),
         ("bpi-f3", "visionfive2", "needs v; .*--target generic-riscv64"),
         ("generic-riscv64-v", "bpi-f3", "vectors of 128 bits; the board's have 256"),
         ("rpi4", "visionfive2", r"rpi4 \(aarch64\).* is riscv64"),

@@ -177,16 +177,26 @@ def test_the_result_names_the_hash_of_the_weights(program: Path, packed: Path, t
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize(("zones", "told"), [({}, None), ({0: "41500", 2: "63250"}, 63.25)])
+@pytest.mark.parametrize(
+    ("zones", "told"),
+    [
+        ([], None),
+        ([("x86_pkg_temp", "41500"), ("acpitz", "27800")], 41.5),
+        # As a Jetson: a constant, a zone that is switched off, one that is hotter than the CPU's.
+        ([("PMIC-Die", "100000"), ("CV0-therm", ""), ("GPU-therm", "71000"), ("CPU-therm", "63250")], 63.25),
+    ],
+)
 def test_steps_tell_temperature_and_memory(
-    program: Path, packed: Path, tmp_path: Path, zones: dict[int, str], told: float | None
+    program: Path, packed: Path, tmp_path: Path, zones: list[tuple[str, str]], told: float | None
 ) -> None:
-    for zone, text in zones.items():
+    for zone, (kind, text) in enumerate(zones):
         folder = tmp_path / f"sys/class/thermal/thermal_zone{zone}"
         folder.mkdir(parents=True)
+        (folder / "type").write_text(f"{kind}\n")
         (folder / "temp").write_text(f"{text}\n")
     arguments = ("train", "--samples", packed, "--lr", 0.1, "--epochs", 1, "--batch-size", 8)
-    events = succeed(program, *arguments, "--system-root", tmp_path)
+    events = succeed(program, *arguments, "--system-root", tmp_path, "--power-every", 0.05)
+    assert {power["temperature_c"] for power in events if power["event"] == "power"} == {told}
     for step in steps_of(events):
         assert step["temperature_c"] == told and 0 < step["rss_bytes"] <= events[-1]["peak_rss_bytes"]
     assert events[-1]["accuracy"] == steps_of(events)[-1]["accuracy"]

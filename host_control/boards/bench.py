@@ -51,7 +51,8 @@ def bench_arguments(point: OperatingPoint, settings: BenchSettings) -> list[str]
         raise UsageError(f"batch size {point.batch_size} is not at least 1.")
     flags: list[tuple[str, object]] = [
         ("--batch-size", point.batch_size),
-        ("--program", point.program),
+        # Without it the program takes what `train` would: train_fused where the build has it.
+        ("--program", None if point.program == "train" else point.program),
         ("--seconds", f"{settings.seconds:g}"),
         ("--min-steps", settings.min_steps),
         ("--warmup", settings.warmup),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from cross.errors import INTERRUPTED, FileError, UsageError
+from cross.errors import INTERRUPTED, FileError, MissingToolError, UsageError
 from cross.probe import PROBE_SCRIPT, BoardFacts, check_runs_on, parse_probe
 from host_control.board import Counters, DeployResult, OperatingPoint
 from host_control.boards.bench import (
@@ -25,7 +25,9 @@ from host_control.boards.bench import (
 from host_control.boards.detached import DetachedRun, Patience
 from host_control.connection import Connection, RunResult
 from host_control.deploy import (
+    LIBRARY,
     PROGRAM,
+    PROGRAM_FILES,
     Deployment,
     activate,
     check_executable,
@@ -38,6 +40,7 @@ from host_control.deploy import (
 )
 
 _INFO_S = 60.0
+_IMPORT = 'cd "$1" && exec python3 -c "import device_runtime; device_runtime.load_library(\'libtaste.so\')"'
 
 
 class DeployedBoard:
@@ -88,12 +91,13 @@ class DeployedBoard:
         """Whether it is known to be an emulator's, so that nothing timed on it is a board's speed."""
         return self._emulated or (self._facts is not None and self._facts.emulated)
 
-    def deploy(self, build_dir: Path, *, files: tuple[str, ...] = (PROGRAM, "manifest.json")) -> DeployResult:
+    def deploy(self, build_dir: Path, *, files: tuple[str, ...] = PROGRAM_FILES) -> DeployResult:
         """Send a build's `files` and make them current, once the program has started there and printed its info.
 
         What is there already is not sent. An interruption leaves the old deployment as it was. Raises
         CompatibilityError (13) before anything is sent where the board's CPU could not run it, NoSpaceError (11) with
-        the numbers, FileError (12) where its folder refuses (a noexec mount too), LinkLostError (17).
+        the numbers, FileError (12) where its folder refuses (a noexec mount too), LinkLostError (17); with the files of
+        Python, MissingToolError (22) where the board's Python cannot import the package.
         """
         manifest_path = build_dir / "manifest.json"
         if manifest_path.is_file():
@@ -101,6 +105,8 @@ class DeployedBoard:
         folder = resolve_folder(self.connection, self.remote_dir)
         deployment = upload(self.connection, build_dir, folder, files)
         self._start_program(deployment)
+        if LIBRARY in files and not self._launcher:  # an emulator of programs has no Python of the board's
+            self._import_package(deployment)
         activate(self.connection, deployment)
         self._deployment = deployment
         return DeployResult(folder, deployment.sha256, deployment.sent_bytes)
@@ -148,10 +154,16 @@ class DeployedBoard:
         asked = hashlib.sha256("\0".join([owner, program, *arguments]).encode()).hexdigest()[:12]
         run, lines = self.detached(f"bench-{asked}"), list[str]()
         state = run.patience.keep_trying(run.state)
-        if not (state.status == "running" or (state.status, state.exit_code) == ("ended", 0)):
-            run.start(self.program_words(arguments), self.settings.record)
-        result = run.follow(lines.append, limit_s=limit)
-        run.remove()
+        try:
+            if state.status == "running" or (state.status, state.exit_code) == ("ended", 0):
+                result = run.follow(lines.append, limit_s=limit)
+            else:
+                words = self.program_words(arguments)
+                result = run.run_through(words, self.settings.record, lines.append, limit_s=limit)
+        except KeyboardInterrupt:
+            run.remove()
+            raise
+        run.remove(ended=True)
         if result.exit_code == INTERRUPTED:
             raise KeyboardInterrupt
         return replace(result, stdout="\n".join(lines))
@@ -217,3 +229,13 @@ class DeployedBoard:
         if not result.ok:
             check_executable(self.connection, program, result)
             check_exit(result, f"taste-train info on {self.name}")
+
+    def _import_package(self, deployment: Deployment) -> None:
+        """Whether the board's own Python loads what was sent, in the folder where a script of the user's would be."""
+        result = self.connection.run(["sh", "-c", _IMPORT, "sh", deployment.path("")], timeout=_INFO_S)
+        if not result.ok:
+            said = (result.stderr.strip().splitlines() or [f"exit code {result.exit_code}"])[-1].rstrip(".")
+            raise MissingToolError(
+                f"Python on {self.name} cannot use device_runtime: {said}. It needs Python 3.9, numpy and cffi "
+                "(Debian: apt-get install python3-numpy python3-cffi there)."
+            )

@@ -17,12 +17,12 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from cross.errors import FileError, LinkLostError, TasteError, UsageError
 from host_control.boards.bench import check_exit, last_line
-from host_control.connection import SAVE_S, Connection, Lines, RunResult, put_text, shell_line
+from host_control.connection import SAVE_S, Connection, Lines, RunResult, shell_line
 
 RETRY_S = 300.0
 """How long a host tries to reach a board again whose link was lost while a run is followed."""
@@ -98,8 +98,15 @@ class Patience:
                 return result
 
 
-_CLEARED_SCRIPT = 'mkdir -p "$0" && rm -f "$@"'
-"""The folder is there, without what an earlier attempt said."""
+_UNPREPARED = 99
+_STALE = " ".join(f'"$0/{name}"' for name in (EVENTS, MESSAGES, PROCESS, EXIT, PROGRESS, STOPPED))
+_BEGIN_SCRIPT = f"""{{
+mkdir -p "$0" && rm -f {_STALE} && printf %s "$1" >"$0/{RECORD}.part" && mv -f "$0/{RECORD}.part" "$0/{RECORD}"
+}} || exit {_UNPREPARED}
+shift; exec "$@"
+"""
+"""Begins "$2"... in the folder $0, with the record $1 and without what an earlier attempt said. One command: a study begins
+a run for every trial, and each answer takes the link's time."""
 
 
 @dataclass(frozen=True)
@@ -134,17 +141,10 @@ class DetachedRun:
         What an earlier attempt said is removed, its checkpoints are kept. A link that is cut meanwhile is no reason to
         begin it twice.
         """
-        words = [*command, "--run", self.folder]
 
         def begin() -> None:
-            if self.state().status == "running":
-                return
-            stale = [self.path(name) for name in (EVENTS, MESSAGES, PROCESS, EXIT, PROGRESS, STOPPED)]
-            # One command: a study begins a run for every trial, and each answer takes the link's time.
-            self._check(self.connection.run(["sh", "-c", _CLEARED_SCRIPT, self.folder, *stale]))
-            put_text(self.connection, json.dumps({**record, "program": list(command)}), self.path(RECORD))
-            started = self.connection.run(words, timeout=_START_S)
-            check_exit(started, f"beginning run {self.name} on {self.connection.name}")
+            if self.state().status != "running":
+                check_exit(self._begin(command, record), f"beginning run {self.name} on {self.connection.name}")
 
         try:
             self.patience.keep_trying(begin)
@@ -156,6 +156,47 @@ class DetachedRun:
             with contextlib.suppress(TasteError):
                 self._ask_to_end()
             raise
+
+    def run_through(
+        self, command: Sequence[str], record: Mapping[str, Any], on_line: Callable[[str], None], *, limit_s: float
+    ) -> RunResult:
+        """`start` and `follow` of a short run in one command; where its link is cut, the run goes on and is followed."""
+        until = time.monotonic() + limit_s
+        try:
+            done = self._begin(command, record, "--follow", timeout=limit_s)
+        except LinkLostError:
+            try:
+                state = self.patience.keep_trying(self.state)
+            except LinkLostError as error:
+                raise LinkLostError(f"{error} {self.how_to_attach()}") from error
+            if not (state.status == "running" or (state.status, state.exit_code) == ("ended", 0)):
+                self.start(command, record)
+                until = time.monotonic() + limit_s
+            return self.follow(on_line, limit_s=max(0.0, until - time.monotonic()))
+        except KeyboardInterrupt:
+            with contextlib.suppress(TasteError):
+                self.stop()
+                self.follow(lambda _: None, limit_s=SAVE_S)
+            raise
+        started, *lines = done.stdout.splitlines() or [""]
+        if '"started"' not in started:
+            check_exit(done, f"beginning run {self.name} on {self.connection.name}")
+        if not done.ok:
+            # How the run itself ended, and what it said of that, stands in its files.
+            return self.follow(on_line, limit_s=limit_s)
+        for line in lines:
+            on_line(line)
+        return RunResult((self.folder,), 0, "", "")
+
+    def _begin(
+        self, command: Sequence[str], record: Mapping[str, Any], *flags: str, timeout: float = _START_S
+    ) -> RunResult:
+        words, text = [*command, "--run", self.folder, *flags], json.dumps({**record, "program": list(command)})
+        done = self.connection.run(["sh", "-c", _BEGIN_SCRIPT, self.folder, text, *words], timeout=timeout)
+        if done.exit_code == _UNPREPARED:
+            said = " ".join(done.stderr.split()).rstrip(".")
+            raise FileError(f"{self.connection.name}: {said}. Pass a --remote-dir that can be written.")
+        return replace(done, arguments=tuple(words))
 
     def record(self) -> dict[str, Any]:
         """run.json as the host that began the run left it; empty where there is none."""
@@ -200,11 +241,12 @@ class DetachedRun:
             self.connection.run(["touch", self.path(STOPPED)])
             self.connection.run(["kill", "-TERM", str(state.pid)])
 
-    def remove(self) -> None:
-        """Remove everything of the run from the board; never of one that runs."""
+    def remove(self, *, ended: bool = False) -> None:
+        """Remove everything of the run from the board; never of one that runs, which is asked unless it is known to have
+        `ended`."""
 
         def clear() -> None:
-            if self.state().status != "running":
+            if ended or self.state().status != "running":
                 self.connection.run(["rm", "-rf", self.folder])
 
         self.patience.keep_trying(clear)
@@ -222,14 +264,13 @@ class DetachedRun:
     def _messages(self) -> str:
         def fetch() -> bytes:
             size = self.connection.size(self.path(MESSAGES)) or 0
-            return self.connection.read(self.path(MESSAGES), max(0, size - _KEPT_MESSAGES_BYTES)) or b""
+            return (
+                b""
+                if size == 0
+                else self.connection.read(self.path(MESSAGES), max(0, size - _KEPT_MESSAGES_BYTES)) or b""
+            )
 
         return self.patience.keep_trying(fetch).decode(errors="replace")
-
-    def _check(self, result: RunResult) -> None:
-        if not result.ok:
-            said = " ".join(result.stderr.split()).rstrip(".")
-            raise FileError(f"{self.connection.name}: {said}. Pass a --remote-dir that can be written.")
 
 
 class _Follower:
@@ -263,6 +304,9 @@ class _Follower:
         """The exit code is read first: whatever was said before it stands in the events then."""
         run = self._run
         code, *_ = _numbers(run.connection.read(run.path(EXIT)))
+        # Mostly nothing is new, and to ask for the size costs a fifth of a read.
+        if (run.connection.size(run.path(EVENTS)) or 0) <= self._offset:
+            return code, b""
         return code, run.connection.read(run.path(EVENTS), self._offset) or b""
 
     def _after_a_cut(self) -> None:

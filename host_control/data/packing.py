@@ -209,7 +209,8 @@ class _Written:
         mean, std, planes = self._options.mean, self._options.std, len(self._histogram)
         if mean is not None and std is not None and planes and not len(mean) == len(std) == planes:
             raise UsageError(
-                f"--mean has {len(mean)} and --std {len(std)} values, the images have {planes} planes. Give one each."
+                f"mean has {len(mean)} and std {len(std)} values (of --mean and --std, or of the model's metadata), the "
+                f"images have {planes} planes. Give a value for each plane."
             )
 
     def normalisation(self) -> tuple[list[float], list[float]]:

@@ -1,6 +1,6 @@
 """Emulated boards: a board's own Debian under QEMU, with its own SSH server. They prove results, never speed.
 
-    board up rpi4-vm        catalogue -> packages -> root_image (debian_tree, boot_files) -> virtual_machine -> state
+    board up rpi4-vm        catalogue -> packages -> root_image (debian_tree, boot_files) -> virtual_machine (device_tree) -> state
     board up rpi4-netns     catalogue -> packages -> root_image -> namespace_board -> state
     --board rpi4-vm         state -> an ssh_config -> host_control.boards.ssh
 

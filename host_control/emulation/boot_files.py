@@ -10,9 +10,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cross.errors import MissingToolError
+from host_control.emulation.debian_tree import USER_ID
 from host_control.emulation.packages import TOOL_ENVIRONMENT, run_tool
 
-MODULES = ("virtio_pci", "virtio_mmio", "virtio_blk", "virtio_net", "ext4")
+MODULES = (
+    *("virtio_pci", "virtio_mmio", "virtio_blk", "virtio_net", "ext4"),
+    # Of a machine whose device tree has clocks and a sensor (device_tree.py); without effect on any other.
+    *("cpufreq_dt", "cpufreq_userspace", "bcm2835_thermal"),
+)
 
 INIT = """#!/bin/busybox sh
 /bin/busybox mount -t devtmpfs dev /dev
@@ -26,8 +31,16 @@ until [ -b /dev/vda ]; do
 done
 /bin/busybox mount -t ext4 -o rw,noatime /dev/vda /mnt || { echo "the root disk cannot be mounted"; /bin/busybox poweroff -f; }
 /bin/busybox mount --move /dev /mnt/dev
+# The rights that docs/power.md has systemd-tmpfiles give: these files are the kernel's, whatever they are mounted as.
+/bin/busybox mount -t sysfs sys /sys
+for name in governor min_freq max_freq setspeed; do
+    for file in /sys/devices/system/cpu/cpufreq/policy*/scaling_$name; do
+        [ -e "$file" ] && /bin/busybox chgrp USER_ID "$file" && /bin/busybox chmod g+w "$file"
+    done
+done
+/bin/busybox umount /sys
 exec /bin/busybox switch_root /mnt /sbin/init
-"""
+""".replace("USER_ID", str(USER_ID))
 
 _FOLDER, _FILE = 0o040755, 0o100755
 
@@ -50,7 +63,7 @@ def make_boot_files(package: Path, busybox: Path, out: Path) -> str:
         ("bin/busybox", _FILE, busybox.read_bytes()),
         ("order", _FILE, "".join(f"{_stem(path)}.ko\n" for path in modules).encode()),
     ]
-    folders: list[tuple[str, int, bytes]] = [(name, _FOLDER, b"") for name in ("bin", "dev", "mnt", "modules")]
+    folders: list[tuple[str, int, bytes]] = [(name, _FOLDER, b"") for name in ("bin", "dev", "mnt", "modules", "sys")]
     (out / "initrd.gz").write_bytes(gzip.compress(pack_cpio([*folders, *entries]), 6, mtime=0))
     return version
 

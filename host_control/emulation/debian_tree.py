@@ -25,15 +25,23 @@ APPLETS = (
 ).split()
 """Commands that busybox gives where no package does."""
 
-_FOLDERS = "dev proc sys run tmp mnt root/.ssh home/board home/board/.ssh etc/ssh var/empty".split()
+SYSTEMD_PACKAGES = "systemd systemd-sysv dbus dbus-user-session libpam-systemd".split()
+"""With these a `-vm` board is started by systemd, which runs a manager of services for every user, in place of busybox."""
+
+_UNITS = "etc/systemd/system"
+_FOLDERS = (
+    "dev proc sys run tmp mnt root/.ssh home/board home/board/.ssh etc/ssh etc/pam.d var/empty "
+    f"{_UNITS} {_UNITS}/multi-user.target.wants"
+).split()
 
 _PASSWD = """root:x:0:0:root:/root:/bin/bash
 sshd:x:101:65534::/run/sshd:/usr/sbin/nologin
+messagebus:x:102:102::/nonexistent:/usr/sbin/nologin
 board:x:1000:1000:board user:/home/board:/bin/bash
 nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
 """
-_GROUP = "root:x:0:\ntty:x:5:\nboard:x:1000:\nnogroup:x:65534:\n"
-_SHADOW = "root:*:19700:0:99999:7:::\nsshd:!:19700::::::\nboard:*:19700:0:99999:7:::\nnobody:*:19700:0:99999:7:::\n"
+_GROUP = "root:x:0:\ntty:x:5:\nmessagebus:x:102:\nboard:x:1000:\nnogroup:x:65534:\n"
+_SHADOW = "".join(f"{name}:*:19700:0:99999:7:::\n" for name in ("root", "sshd", "messagebus", "board", "nobody"))
 
 _SSHD_CONFIG = """HostKey /etc/ssh/ssh_host_ed25519_key
 PermitRootLogin prohibit-password
@@ -41,6 +49,10 @@ PasswordAuthentication no
 UsePAM no
 UseDNS no
 PrintMotd no
+# A busy machine makes logins slow and cuts them off: neither is an attack, and nobody else reaches this server.
+LoginGraceTime 0
+PerSourcePenalties no
+MaxStartups 100
 Subsystem sftp /usr/lib/openssh/sftp-server
 """
 
@@ -67,6 +79,28 @@ ip addr add 10.0.2.15/24 dev eth0
 ip route add default via 10.0.2.2
 """
 
+# What systemd starts in place of _INITTAB and _RC.
+_NETWORK_UNIT = """[Unit]
+DefaultDependencies=no
+Before=network.target
+
+[Service]
+Type=oneshot
+ExecStart=/bin/sh -c "ip link set eth0 up; ip addr add 10.0.2.15/24 dev eth0; ip route add default via 10.0.2.2"
+"""
+_PAM = {
+    "auth": "auth required pam_permit.so\n",
+    "account": "account required pam_permit.so\n",
+    "session": "session required pam_permit.so\nsession optional pam_systemd.so\n",
+    "session-noninteractive": "session required pam_permit.so\n",
+}
+_LINKS = {
+    f"{_UNITS}/multi-user.target.wants/board-network.service": "../board-network.service",
+    f"{_UNITS}/multi-user.target.wants/ssh.service": "/usr/lib/systemd/system/ssh.service",
+    # Nobody types at the console, and without udev its device never appears.
+    f"{_UNITS}/serial-getty@.service": "/dev/null",
+}
+
 
 @dataclass(frozen=True)
 class Keys:
@@ -86,7 +120,8 @@ def pack_overlay(keys: Keys) -> bytes:
             _add(archive, tarfile.DIRTYPE, folder, mode)
         for path, (mode, text) in _files(keys).items():
             _add(archive, tarfile.REGTYPE, path, mode, text.encode())
-        _add(archive, tarfile.SYMTYPE, "usr/sbin/init", 0o777, link="../bin/busybox")
+        for path, target in _LINKS.items():
+            _add(archive, tarfile.SYMTYPE, path, 0o777, link=target)
     return buffer.getvalue()
 
 
@@ -102,6 +137,12 @@ def _files(keys: Keys) -> dict[str, tuple[int, str]]:
         "etc/ssh/sshd_config": (0o644, _SSHD_CONFIG),
         "etc/ssh/ssh_host_ed25519_key": (0o600, keys.host_private),
         "etc/ssh/ssh_host_ed25519_key.pub": (0o644, keys.host_public),
+        f"{_UNITS}/board-network.service": (0o644, _NETWORK_UNIT),
+        **{f"etc/pam.d/common-{kind}": (0o644, text) for kind, text in _PAM.items()},
+        # Without pam_nologin: a slow machine would let nobody in for minutes after its server answers.
+        "etc/pam.d/sshd": (0o644, "@include common-auth\n@include common-account\n@include common-session\n"),
+        # Any will do: without one, systemd takes every start for the first and enables what it finds.
+        "etc/machine-id": (0o444, f"{'7a57e':0<32}\n"),
         "root/.ssh/authorized_keys": (0o600, keys.user_public),
         f"home/{USER}/.ssh/authorized_keys": (0o600, keys.user_public),
     }

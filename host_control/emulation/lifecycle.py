@@ -20,7 +20,7 @@ from host_control.emulation.virtual_machine import MachineSettings, start_machin
 
 Report = Callable[[str, int, int], None]
 
-_SMALLEST_BYTES = 64 << 20
+_SMALLEST_BYTES = 96 << 20
 _CABLE_GONE_S = 1.0
 
 
@@ -30,11 +30,12 @@ def start_board(
     *,
     memory_bytes: int | None = None,
     icount: bool = False,
+    cpufreq: bool = False,
     packages: tuple[str, ...] = (),
 ) -> Running:
     """Start an emulated board and return once its SSH server answers; its image is built where it is not cached.
 
-    `memory_bytes`: RAM of a `-vm`, cap on the processes of a `-netns`; `icount`: see MachineSettings; `packages`:
+    `memory_bytes`: RAM of a `-vm`, cap on the processes of a `-netns`; `icount`, `cpufreq`: see MachineSettings; `packages`:
     Debian packages in its image beside the usual ones. An interruption leaves nothing behind. Raises BusyError (16)
     where it is up already, MissingToolError (22) for packages and rights that are not there, LinkLostError (17).
     """
@@ -45,7 +46,9 @@ def start_board(
         )
     if icount and board.kind != "vm":
         raise UsageError(f"--icount needs a machine of its own, which {name} is not. Use {board.target.name}-vm.")
-    check_packages(board, build=not find_image(board.architecture, packages).is_dir())
+    if cpufreq and (board.kind, board.architecture) != ("vm", "arm64"):
+        raise UsageError(f"--cpufreq needs an arm64 machine of its own, which {name} is not. Use rpi4-vm.")
+    check_packages(board, cpufreq=cpufreq, build=not find_image(board.architecture, packages).is_dir())
     if board.kind == "netns":
         check_rights(board)
     image = make_image(board.architecture, packages, report)
@@ -60,7 +63,7 @@ def start_board(
         try:
             if board.kind == "netns":
                 return start_namespaces(board, image, folder, memory_bytes, report)
-            settings = MachineSettings(memory_bytes or MachineSettings.memory_bytes, icount)
+            settings = MachineSettings(memory_bytes or MachineSettings.memory_bytes, icount, cpufreq)
             return start_machine(board, image, folder, settings, report)
         except BaseException:
             _remove(board, None, folder)

@@ -33,11 +33,14 @@ def binfmt_file(board: EmulatedKind) -> Path:
     return Path(f"/usr/lib/binfmt.d/{board.target.qemu[0]}.conf")
 
 
-def check_packages(board: EmulatedKind, *, build: bool) -> None:
-    """MissingToolError (22) with all packages that are missing, in one line; `build`: an image has to be built too."""
+def check_packages(board: EmulatedKind, *, build: bool, cpufreq: bool = False) -> None:
+    """MissingToolError (22) with all packages that are missing, in one line; `build`: an image has to be built too;
+    `cpufreq`: so has a device tree."""
     programs = dict(_BUILD) if build else {}
     if build and os.geteuid() != 0:
         programs["fakeroot"] = "fakeroot"
+    if cpufreq:
+        programs |= dict.fromkeys(("dtc", "fdtget", "fdtoverlay"), "device-tree-compiler")
     programs["ssh"] = "openssh-client"
     if board.kind == "vm":
         program, package = _MACHINES[board.architecture]

@@ -1,7 +1,7 @@
 """The image of a board: Debian packages of its architecture, unpacked by mmdebstrap -> root disk, tree, kernel, keys.
 
     root.ext4    disk of a `-vm`             root.tar     the same tree, for a `-netns`
-    vmlinuz      kernel of a `-vm`           initrd.gz    its virtio and ext4 modules
+    vmlinuz      kernel of a `-vm`           initrd.gz    its modules for disk, network and cpufreq
     id, id.pub   who may log in              host.pub     the board's host key
 
 Packages come from the mirror that this machine's apt uses, and are signed. The keys are the image's own: whoever can
@@ -30,7 +30,7 @@ Report = Callable[[str, int, int], None]
 SUITE = "trixie"
 DISK_BYTES = 2 << 30
 _NEEDED_BYTES = 1200 << 20
-_KERNELS = {"arm64": "linux-image-cloud-arm64", "riscv64": "linux-image-riscv64"}
+_KERNELS = {"arm64": "linux-image-arm64", "riscv64": "linux-image-riscv64"}
 _DEFAULT_MIRROR = "http://deb.debian.org/debian"
 _STAGES = 4
 _TOLD = ("update", "downloading", "extracting", "the tree", "the disk")
@@ -46,6 +46,12 @@ tar -C "$1" --numeric-owner -xpf "$TASTE_PART/overlay.tar"
 for applet in $TASTE_APPLETS; do
     [ -e "$1/usr/bin/$applet" ] || [ -e "$1/usr/sbin/$applet" ] || ln -s busybox "$1/usr/bin/$applet"
 done
+# Of systemd-sysv: without it, systemd is there as what others depend on, and starts nothing.
+if [ -e "$1/usr/sbin/init" ]; then
+    sed -i 's/^UsePAM no/UsePAM yes/' "$1/etc/ssh/sshd_config"
+else
+    ln -sf ../bin/busybox "$1/usr/sbin/init"
+fi
 # update-alternatives does this on a configured system.
 for library in "$1"/usr/lib/*-linux-gnu/blas/libblas.so.3 "$1"/usr/lib/*-linux-gnu/lapack/liblapack.so.3; do
     [ ! -e "$library" ] || ln -sf "${library#"${library%/*/*}"/}" "${library%/*/*}/"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cross.errors import FileError
+from host_control.emulation import device_tree
 from host_control.emulation.catalogue import EmulatedKind
 from host_control.emulation.launch import guarded, wait_for_ssh
 from host_control.emulation.packages import run_tool
@@ -26,10 +27,16 @@ _PROGRAMS = {"arm64": ("qemu-system-aarch64", "ttyAMA0"), "riscv64": ("qemu-syst
 
 @dataclass(frozen=True)
 class MachineSettings:
-    """`icount`: time is the number of instructions, 2 ns each, so that what is timed repeats; one core then."""
+    """`icount`: time is the number of instructions, 2 ns each, so that what is timed repeats; one core then.
+    `cpufreq`: the kernel sets the CPU's clock, of four, and reads a temperature; an arm64 machine."""
 
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     icount: bool = False
+    cpufreq: bool = False
+
+    @property
+    def cores(self) -> int:
+        return 1 if self.icount else _CORES
 
 
 def start_machine(
@@ -37,6 +44,9 @@ def start_machine(
 ) -> Running:
     """Start the machine in `folder`, from its snapshot where there is one; returns when SSH answers."""
     machine = _machine_arguments(board, settings)
+    if settings.cpufreq:
+        device_tree.write_device_tree(machine, settings.memory_bytes, settings.cores, folder)
+        machine += ["-dtb", device_tree.FILE, *device_tree.sensor_arguments(settings.memory_bytes)]
     snapshot = image / f"snapshot-{_snapshot_key(board, machine)}.qcow2"
     disk, resumed = folder / "disk.qcow2", snapshot.exists()
     if resumed:
@@ -66,9 +76,8 @@ def _machine_arguments(board: EmulatedKind, settings: MachineSettings) -> list[s
     """What a snapshot depends on: it resumes under the same CPU, cores, memory and clock only."""
     program, _ = _PROGRAMS[board.architecture]
     clock = ["-accel", "tcg", "-icount", "shift=1"] if settings.icount else ["-accel", "tcg,thread=multi"]
-    cores = 1 if settings.icount else _CORES
     memory = f"{settings.memory_bytes >> 20}M"
-    return [program, "-M", "virt", "-cpu", board.cpu, "-smp", str(cores), "-m", memory, *clock]
+    return [program, "-M", "virt", "-cpu", board.cpu, "-smp", str(settings.cores), "-m", memory, *clock]
 
 
 def _device_arguments(board: EmulatedKind, image: Path, port: int) -> list[str]:

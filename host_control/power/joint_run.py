@@ -79,7 +79,7 @@ def joint_space(args: argparse.Namespace, info: Any, sizes: Sequence[int], cores
 def _sizes(
     args: argparse.Namespace, board: DeployedBoard, built: Built, info: Any, relation: Mapping[int, float] | None
 ) -> list[int]:
-    memory = session_memory(info, "train")
+    memory = session_memory(info, "train", fused=True)
     budget = memory_budget(board.facts().memory_available_bytes, args.memory)
     sizes = list(make_space(memory, budget, args.max_batch_size, built.minimum_batch).sizes)
     if relation is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cross.errors import UsageError
+from cross.errors import CompatibilityError, NoOperatingPointError, UsageError
 from host_control.boards.deployed import DeployedBoard
 from host_control.console import Console, duration, rate
 from host_control.power.energy import find_offset
@@ -21,6 +21,7 @@ from host_control.power.measuring import (
 )
 from host_control.power.plot import write_pareto
 from host_control.power.profiling import profile_all, profile_pruned
+from host_control.power.selection import frontier, no_point
 from host_control.power.sources import MODEL, Meter, Source, open_source
 from host_control.power.table import TABLE, Point, PowerTable, megahertz, read_table
 from host_control.preparation import Built, built_for, deployed, opened_board, send, session_memory
@@ -95,12 +96,15 @@ class _Run:
                 f"interrupted with {kept} points kept in {self.folder}. Go on with the same command and --out {self.folder}."
             ) from None
         write_pareto(self.folder, measuring.table)
+        found = measuring.table.points
+        if args.limit_watts is not None and not frontier(found, args.limit_watts):
+            raise NoOperatingPointError(no_point(found, args.limit_watts, table.labels))
         console.line(f"{self.folder}: power.json, power.csv, pareto.csv, pareto.png, result.json")
         return measuring.table
 
     def _empty_table(self) -> PowerTable:
         args = self.args
-        steps = args.frequencies or settable_frequencies(read_policies(self.info)) or (0,)
+        steps = self._frequencies() or (0,)
         if steps == (0,):
             self.console.line(
                 f"{self.board.name} has no cpufreq: its frequency stays as it is, batch sizes alone are measured"
@@ -118,8 +122,21 @@ class _Run:
             seconds=args.seconds,
         )
 
+    def _frequencies(self) -> tuple[int, ...]:
+        """--frequencies, which are some of the board's, or all of them; none where it has no cpufreq."""
+        known = settable_frequencies(read_policies(self.info))
+        wanted: tuple[int, ...] = self.args.frequencies or known
+        unknown = [khz for khz in wanted if khz not in known]
+        if unknown:
+            has = ", ".join(f"{khz / 1000:g}" for khz in known) + " MHz" if known else "no cpufreq to set one with"
+            raise CompatibilityError(
+                f"--frequencies {', '.join(f'{khz / 1000:g}' for khz in unknown)}: {self.board.name} has {has}. "
+                f"{'Choose of these' if known else 'Leave --frequencies out'}."
+            )
+        return wanted
+
     def _fitting(self) -> tuple[int, ...]:
-        memory = session_memory(self.info, "train")
+        memory = session_memory(self.info, "train", fused=True)
         free = self.board.facts().memory_available_bytes
         limit = min(free, self.args.memory or free)
         fitting = tuple(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cross.errors import INTERRUPTED, UsageError
+from cross.errors import INTERRUPTED, NonFiniteLossError, UsageError
 from host_control.boards.bench import check_exit
 from host_control.boards.deployed import DeployedBoard
 from host_control.boards.long_run import event_of
@@ -53,6 +54,11 @@ def run(args: argparse.Namespace, console: Console) -> int:
         fields |= {"relation": runs.relation(), "spread": runs.spread(), "out": str(out)}
         folder.write_json("result.json", {"verb": "power", "action": "proxy", **fields})
     _say(console, runs)
+    if not runs.relation():
+        raise UsageError(
+            f"no batch size reached {args.target_accuracy:.1%} within {runs.most_epochs:g} epochs with every seed; the runs are in "
+            f"{out}. Lower --target-accuracy or raise --epochs, with another --out."
+        )
     console.line(f"{out}: relation.json, result.json; next: power select --relation {out} --table ...")
     console.result("power", {"action": "proxy", **fields})
     return 0
@@ -95,7 +101,12 @@ class _Proxy:
     def all(self) -> ProxyRuns:
         args = self.args
         runs = self._begun()
-        sizes = [b for b in args.batch_sizes or DEFAULT_BATCHES if b <= self.data.train.samples]
+        samples = self.data.train.samples
+        sizes = args.batch_sizes or [b for b in DEFAULT_BATCHES if b <= samples]
+        if not sizes or max(sizes) > samples:
+            raise UsageError(
+                f"{self.data.source} has {samples} samples to train on. Give --batch-sizes of at most {samples}."
+            )
         for batch_size in sizes:
             done = list(runs.epochs.get(batch_size, ()))
             for seed in range(len(done), args.seeds):
@@ -171,7 +182,9 @@ class _Proxy:
                 raise KeyboardInterrupt(
                     f"interrupted; finished runs are kept. Go on with the same command and --out {self.out}."
                 )
-            check_exit(outcome, f"the proxy run at batch size {batch_size}")
+            # One that diverges does not reach the target, which is an answer.
+            with contextlib.suppress(NonFiniteLossError):
+                check_exit(outcome, f"the proxy run at batch size {batch_size}")
         reached = epochs_to(curve, target)
         best = max((accuracy for _, accuracy in curve), default=0.0)
         self.console.event("proxy", batch_size=batch_size, seed=seed, epochs=reached, best_accuracy=best)

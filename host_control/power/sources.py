@@ -60,7 +60,7 @@ class BoardSensor:
 
     def readings(self, trace: Trace, load: Load, board_offset_s: float) -> list[Reading]:
         found = [trace.samples[i] for i in within([t for t, _ in trace.samples], trace.start, trace.end)]
-        if not found:
+        if trace.lost or not found:
             raise FileError(
                 trace.warnings[-1] if trace.warnings else "the board's sensor gave no sample. Use longer --seconds."
             )

@@ -14,7 +14,7 @@ from host_control.power.energy import Reading, within
 class Trace:
     """`samples`: (seconds of the board's monotonic clock, watts) of its own sensor; `start`, `end` of the measured
     windows on that clock. `temperature_c`: the highest; `throttle_bits`: all that were seen; `frequency_khz`: the lowest
-    and the highest that the kernel said. None: not available."""
+    and the highest that the kernel said. None: not available. `lost`: the sensor told watts, and then failed."""
 
     samples: tuple[Reading, ...]
     start: float
@@ -24,6 +24,7 @@ class Trace:
     throttle_bits: int | None
     frequency_khz: tuple[int, int] | None
     warnings: tuple[str, ...]
+    lost: bool = False
 
 
 def events_of(stdout: str) -> list[dict[str, Any]]:
@@ -55,15 +56,20 @@ def read_trace(events: Iterable[dict[str, Any]]) -> Trace:
     bits = [int(event["throttle_bits"]) for event in inside if event.get("throttle_bits") is not None]
     clocks = [int(event["frequency_khz"]) for event in inside if event.get("frequency_khz")]
     heat = [float(event["temperature_c"]) for event in inside if event.get("temperature_c") is not None]
+    samples = tuple((event["t_ns"] * 1e-9, float(event["watts"])) for event in power if event["watts"] is not None)
+    warnings = tuple(str(event.get("message")) for event in kinds.get("warning", []))
     return Trace(
-        samples=tuple((event["t_ns"] * 1e-9, float(event["watts"])) for event in power if event["watts"] is not None),
+        samples=samples,
         start=start,
         end=end,
         source=next((event["source"] for event in power if event.get("source")), None),
         temperature_c=max(heat, default=None),
         throttle_bits=_any_of(bits) if bits else None,
         frequency_khz=(min(clocks), max(clocks)) if clocks else None,
-        warnings=tuple(str(event.get("message")) for event in kinds.get("warning", [])),
+        warnings=warnings,
+        # A counter that began again from 0 has no watts once, and no warning.
+        lost=bool(warnings and samples)
+        and any(event["watts"] is None and event["t_ns"] * 1e-9 > samples[0][0] for event in power),
     )
 
 

@@ -45,6 +45,8 @@ def packed_data(args: argparse.Namespace, console: Console) -> PackedDataSet:
     with console.progress("packing the data") as progress:
         packed = packed_for(args.data, options, report=progress)
     data = packed.data
+    if shape and shape[:-2] != data.shape[:-2]:
+        check_shape(shape, data)  # sizes may be free, planes are not
     _check_packed_as_asked(args, own, data)
     for line in packed.skipped[:_NAMED]:
         console.line(f"left out: {line.partition('. Repair')[0]}")
@@ -94,9 +96,15 @@ def check_classes(args: argparse.Namespace, data: PackedDataSet) -> None:
 def check_shape(model_shape: Sequence[int], data: PackedDataSet) -> None:
     """UsageError where the model takes other samples than the data has."""
     if tuple(model_shape) != data.shape:
+        if len(model_shape) != len(data.shape):
+            remedy = "Choose a model for such data"
+        elif tuple(model_shape[:-2]) != data.shape[:-2]:
+            remedy = f"Save images of {model_shape[0]} planes, or choose another model"
+        else:
+            remedy = "Pack it with --size, or give --input-shape"
         raise UsageError(
             f"the model takes samples of {'x'.join(map(str, model_shape))}, {data.source} is packed as "
-            f"{'x'.join(map(str, data.shape))}. Pack it with --size, or give --input-shape."
+            f"{'x'.join(map(str, data.shape))}. {remedy}."
         )
 
 

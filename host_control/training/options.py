@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -236,8 +237,10 @@ def _real(text: str) -> float:
         value = float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
-    if not abs(value) < 1e30:
+    if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+    if abs(value) >= 1e30:
+        raise argparse.ArgumentTypeError(f"{text} is too large, 1e30 or more")
     return value
 
 

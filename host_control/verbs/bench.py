@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
             refuse_where_busy(board, folder.path)
             send(board, built_for(args, board, out / "build", console), console)
         counters = measure(board, point, console)
-        fields = asdict(counters) | {"board": board.name, "program": point.program}
+        fields = asdict(counters) | {"board": board.name}
         folder.write_json("result.json", {"verb": "bench", **fields})
     console.result("bench", fields)
     return 0
@@ -47,7 +47,8 @@ def measure(board: Board, point: OperatingPoint, console: Console) -> Counters:
     emulated = " emulated" if counters.emulated else ""
     console.line(
         f"batch size {point.batch_size} on {board.name}: {rate(counters.samples_per_s)}{emulated} samples/s "
-        f"(spread {counters.spread:.1%}), peak {mib(counters.peak_rss_bytes)} of {mib(counters.planned_bytes)} planned"
+        f"(spread {counters.spread:.1%}), peak {mib(counters.peak_rss_bytes)} of {mib(counters.planned_bytes)} planned, "
+        f"program {counters.program}"
     )
     parts = {"forward": counters.forward_s, "backward": counters.backward_s, "optimizer": counters.optimizer_s}
     if any(parts.values()):

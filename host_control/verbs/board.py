@@ -21,6 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     up.add_argument("--memory", type=byte_count, metavar="BYTES", help="RAM of a -vm (512M), cap of a -netns (none)")
     up.add_argument("--icount", action="store_true", help="a -vm whose clock counts instructions: times repeat")
     up.add_argument(
+        "--cpufreq",
+        action="store_true",
+        help="an arm64 -vm whose kernel has cpufreq with four rates, and a thermal zone",
+    )
+    up.add_argument(
         "--packages",
         default="",
         metavar="NAMES",
@@ -82,7 +87,14 @@ def _up(args: argparse.Namespace, console: Console) -> int:
 
     packages = tuple(sorted({name.strip() for name in args.packages.split(",") if name.strip()}))
     with console.progress(args.name) as progress:
-        running = start_board(args.name, progress, memory_bytes=args.memory, icount=args.icount, packages=packages)
+        running = start_board(
+            args.name,
+            progress,
+            memory_bytes=args.memory,
+            icount=args.icount,
+            cpufreq=args.cpufreq,
+            packages=packages,
+        )
     config = shlex.quote(str(board_folder(args.name) / "ssh_config"))
     console.line(
         f"{args.name} is up at {running.host} port {running.port}. Use it as --board {args.name}, log in with:"

@@ -15,6 +15,7 @@ from host_control.run_folder import RunFolder, default_folder
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_built_flags(parser)
     add_board_flags(parser)
+    parser.add_argument("--python", action="store_true", help="also libtaste.so, the weights and device_runtime")
     parser.add_argument("--seed", type=not_negative, default=0, help="seed of --init seeded (default: 0)")
 
 
@@ -28,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         if not isinstance(board, DeployedBoard):
             raise UsageError(f"{args.board} is a table, not a board: there is nowhere to send to.")
         built = built_for(args, board, out / "build", console)
-        sent = send(board, built, console)
+        sent = send(board, built, console, python=args.python)
         fields = {"remote_dir": sent.remote_dir, "sha256": sent.sha256, "sent_bytes": sent.sent_bytes}
         fields |= {"board": board.name, "target": built.manifest.get("target")}
         folder.write_json("result.json", {"verb": "deploy", **fields})

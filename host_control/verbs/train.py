@@ -314,7 +314,8 @@ class _Training:
     def _announce(self, schedule: Schedule, built: Built) -> None:
         """The plan, before the first step."""
         options, info = schedule.options, self.board.info()
-        memory = session_memory(info, "train")
+        alone = options.effective_batch <= options.batch_size and options.adabatch is None and not options.grad_clip
+        memory = session_memory(info, "train", fused=alone)
         planned = memory.fixed_bytes + options.batch_size * memory.per_sample_bytes
         free = self.board.facts().memory_available_bytes
         _print_schedule(self.console, schedule, default_recipe_of(self.args, self.model, options.effective_batch).why)

@@ -109,7 +109,9 @@ typedef struct taste_program_facts {
     int32_t target;
     int32_t output;
     int32_t loss;
-    int32_t updates; /* 1: it trains (has gradients and an optimizer step) */
+    int32_t updates;      /* 1: it trains (has gradients and an optimizer step) */
+    int32_t fused_update; /* 1: its backward updates each parameter as soon as its gradient is there and is needed no more:
+                             no gradients are kept, so there is no accumulation, no clipping and no taste_gradient_read */
     uint32_t call_count;
     uint64_t arena_fixed_bytes;
     uint64_t arena_per_sample_bytes;
@@ -162,7 +164,7 @@ taste_status taste_model_call(const taste_model *model, uint32_t program, uint32
 /* Name of a segment (the parameters and states of one block), NULL where the index is out of range. */
 const char *taste_model_segment_name(const taste_model *model, uint32_t segment);
 
-/* Index of the program called `name` ("train", "eval"). USAGE if there is none. */
+/* Index of the program called `name` ("train", "eval", "train_fused"). USAGE if there is none. */
 taste_status taste_model_find_program(const taste_model *model, const char *name, uint32_t *out_program);
 
 /* OK if this CPU has every feature and exactly the vector length that the kernels were built for; else INCOMPATIBLE and
@@ -297,7 +299,7 @@ taste_status taste_session_set_class_groups(taste_session *session, const uint16
 /* Runs phases (a sum of TASTE_RUN_...) of blocks [first_block, end_block) of a program: forward in order, the loss, backward
  * in reverse order. The loss runs only if end_block is the last block. The boundary tensors that the range reads must be
  * there: from an earlier run of this session, or written with taste_tensor_write. In a build with `--recompute blocks`
- * backward runs over all blocks only: USAGE otherwise. */
+ * backward runs over all blocks only, and of a program with fused_update not at all: USAGE otherwise. */
 taste_status taste_session_run(taste_session *session, taste_parameters *parameters, uint32_t program, uint32_t phases,
                                uint32_t first_block, uint32_t end_block, uint32_t batch_size);
 
@@ -324,7 +326,9 @@ taste_status taste_session_gradients(taste_session *session, taste_parameters *p
 taste_status taste_session_update(taste_session *session, taste_parameters *parameters, uint32_t program,
                                   const taste_hyper *hyper, taste_step *out_step);
 
-/* taste_session_gradients with effective_batch = batch_size, then taste_session_update. */
+/* taste_session_gradients with effective_batch = batch_size, then taste_session_update; or, of a program with fused_update,
+ * both in one: the same bits. USAGE where such a program is to clip, or finds micro-batches accumulated. A gradient that is
+ * NaN or Inf stops it there (NON_FINITE): parameters are spoilt. */
 taste_status taste_session_step(taste_session *session, taste_parameters *parameters, uint32_t program,
                                 uint32_t batch_size, const void *x, const void *y, const taste_hyper *hyper,
                                 taste_step *out_step);
@@ -338,9 +342,11 @@ taste_status taste_session_predict(taste_session *session, taste_parameters *par
                                    uint32_t batch_size, const void *x, float *out_logits);
 
 /* Runs all calls of a loaded batch once, like taste_session_run, and gives the time of each: `count` must be the program's
- * call_count. A clock is read between calls, so a run takes a little longer than others. */
+ * call_count. A clock is read between calls, so a run takes a little longer than others. `hyper`: of the updates of a program
+ * with fused_update; NULL otherwise. */
 taste_status taste_session_profile(taste_session *session, taste_parameters *parameters, uint32_t program,
-                                   uint32_t batch_size, uint32_t count, uint64_t *out_call_ns);
+                                   uint32_t batch_size, const taste_hyper *hyper, uint32_t count,
+                                   uint64_t *out_call_ns);
 
 /* What this CPU can do at most with all threads of a pool. */
 typedef struct taste_limits {

@@ -45,6 +45,7 @@ taste_status taste_model_program(const taste_model *model, uint32_t program, tas
         .output = index_or_none(p->output),
         .loss = index_or_none(p->loss),
         .updates = p->updated_segments != 0,
+        .fused_update = p->fused_update,
         .call_count = p->call_count,
         .arena_fixed_bytes = p->fixed_bytes,
         .arena_per_sample_bytes = p->per_sample_bytes,
@@ -110,6 +111,8 @@ taste_status taste_model_call(const taste_model *model, uint32_t program, uint32
             tensor->region == TASTE_REGION_BATCHED ? &out_facts->per_sample_bytes : &out_facts->fixed_bytes;
         *bytes += tensor->size_bytes;
     }
+    /* An update writes the parameter too, and reads and writes its momentum. */
+    if (c->kernel == NULL) out_facts->fixed_bytes += 3 * model->tensors[c->arguments[0]].size_bytes;
     return TASTE_STATUS_OK;
 }
 

@@ -13,27 +13,6 @@ typedef struct chunk {
     uint64_t first, count, index;
 } chunk;
 
-/* What a rule works on, all of one run. */
-typedef struct operands {
-    float *restrict w;
-    const float *restrict g;
-    float *restrict m;
-    float *restrict v;
-    uint64_t count;
-} operands;
-
-/* A step's scalars, worked out once. */
-typedef struct coefficients {
-    float rate, clip;
-    float decay;  /* joins the gradient */
-    float shrink; /* of the weights, before the step */
-    float momentum, from_gradient, from_momentum;
-    float beta1, beta2, epsilon, root; /* root: sqrt(1 - beta2^t) */
-} coefficients;
-
-/* One update rule. Returns whether a gradient was NaN or Inf. */
-typedef uint32_t (*rule)(const operands *o, const coefficients *c);
-
 struct pass;
 typedef void (*chunk_work)(const struct pass *pass, const chunk *at);
 
@@ -44,8 +23,7 @@ typedef struct pass {
     chunk_work work;
     const taste_hyper *hyper;
     const unsigned char *gradients;
-    rule rule;
-    coefficients decayed, others; /* for the decayed prefix of a segment and for the rest */
+    taste_update update;
 } pass;
 
 static uint64_t segment_chunks(const taste_segment *segment) {
@@ -126,84 +104,9 @@ void taste_session_accumulate(taste_session *session, uint32_t batch_size) {
     session->accumulated_samples += batch_size;
 }
 
-/* Whether the bits are those of NaN or Inf; integer, so that the loop stays vectorised. */
-static uint32_t non_finite_bits(float value) {
-    union {
-        float value;
-        uint32_t bits;
-    } as = {value};
-    return (as.bits & 0x7f800000u) == 0x7f800000u;
-}
-
-static uint32_t sgd(const operands *o, const coefficients *c) {
-    float *restrict w = o->w;
-    const float *restrict g = o->g;
-    uint32_t bad = 0;
-    for (uint64_t i = 0; i < o->count; i++) {
-        bad |= non_finite_bits(g[i]);
-        w[i] -= c->rate * (g[i] * c->clip + c->decay * w[i]);
-    }
-    return bad;
-}
-
-static uint32_t sgd_momentum(const operands *o, const coefficients *c) {
-    float *restrict w = o->w, *restrict m = o->m;
-    const float *restrict g = o->g;
-    uint32_t bad = 0;
-    for (uint64_t i = 0; i < o->count; i++) {
-        float gradient = g[i] * c->clip + c->decay * w[i];
-        bad |= non_finite_bits(g[i]);
-        m[i] = c->momentum * m[i] + gradient;
-        w[i] -= c->rate * (c->from_gradient * gradient + c->from_momentum * m[i]);
-    }
-    return bad;
-}
-
-static uint32_t adam(const operands *o, const coefficients *c) {
-    float *restrict w = o->w, *restrict m = o->m, *restrict v = o->v;
-    const float *restrict g = o->g;
-    uint32_t bad = 0;
-    for (uint64_t i = 0; i < o->count; i++) {
-        float gradient = g[i] * c->clip + c->decay * w[i];
-        bad |= non_finite_bits(g[i]);
-        m[i] += (1.0f - c->beta1) * (gradient - m[i]);
-        v[i] = c->beta2 * v[i] + (1.0f - c->beta2) * (gradient * gradient);
-        w[i] = c->shrink * w[i] - c->rate * (m[i] / (sqrtf(v[i]) / c->root + c->epsilon));
-    }
-    return bad;
-}
-
-/* The rules and the slots that they need, by optimizer and whether there is momentum. */
-static const struct {
-    rule rule;
-    uint32_t slots;
-} rules[][2] = {
-    [TASTE_OPTIMIZER_SGD] = {{sgd, 0}, {sgd_momentum, 1}},
-    [TASTE_OPTIMIZER_ADAM] = {{adam, 2}, {adam, 2}},
-    [TASTE_OPTIMIZER_ADAMW] = {{adam, 2}, {adam, 2}},
-};
-
-static coefficients make_coefficients(const taste_hyper *h, uint32_t step, float clip, float weight_decay) {
-    coefficients c = {.rate = h->learning_rate, .clip = clip, .decay = weight_decay, .shrink = 1.0f};
-    c.momentum = h->momentum;
-    c.from_gradient = h->nesterov ? 1.0f : 0.0f;
-    c.from_momentum = h->nesterov ? h->momentum : 1.0f;
-    if (h->optimizer == TASTE_OPTIMIZER_SGD) return c;
-    double t = (double)step + 1;
-    c.beta1 = h->beta1;
-    c.beta2 = h->beta2;
-    c.epsilon = h->epsilon;
-    c.rate = (float)((double)h->learning_rate / (1 - pow((double)h->beta1, t)));
-    c.root = (float)sqrt(1 - pow((double)h->beta2, t));
-    if (h->optimizer == TASTE_OPTIMIZER_ADAMW) {
-        c.shrink = (float)(1 - (double)h->learning_rate * (double)weight_decay);
-        c.decay = 0;
-    }
-    return c;
-}
-
 /* The part of a chunk within [first, end) of its segment. */
-static uint32_t update_part(const pass *p, const chunk *at, uint64_t first, uint64_t end, const coefficients *c) {
+static uint32_t update_part(const pass *p, const chunk *at, uint64_t first, uint64_t end,
+                            const taste_coefficients *c) {
     const taste_session *session = p->session;
     const taste_segment *segment = &session->model->segments[at->segment];
     uint64_t from = first > at->first ? first : at->first;
@@ -211,16 +114,16 @@ static uint32_t update_part(const pass *p, const chunk *at, uint64_t first, uint
     if (from >= to) return 0;
     uint64_t offset = session->gradient_offsets[at->segment] + from * sizeof(float);
     unsigned char *weights = p->parameters->region[TASTE_REGION_PARAMETERS] + segment->parameter_offset_bytes;
-    operands o = {.w = (float *)weights + from, .g = (const float *)(p->gradients + offset), .count = to - from};
+    taste_operands o = {.w = (float *)weights + from, .g = (const float *)(p->gradients + offset), .count = to - from};
     if (session->slot_count > 0) o.m = (float *)(session->slots + offset);
     if (session->slot_count > 1) o.v = (float *)(session->slots + session->gradient_bytes + offset);
-    return p->rule(&o, c);
+    return p->update.rule(&o, c);
 }
 
 static void update_chunk(const pass *p, const chunk *at) {
     const taste_segment *segment = &p->session->model->segments[at->segment];
     uint64_t border = segment->decayed_bytes / sizeof(float), end = segment->updated_bytes / sizeof(float);
-    uint32_t bad = update_part(p, at, 0, border, &p->decayed) | update_part(p, at, border, end, &p->others);
+    uint32_t bad = update_part(p, at, 0, border, &p->update.decayed) | update_part(p, at, border, end, &p->update.others);
     p->session->partials[at->index] = bad;
 }
 
@@ -246,10 +149,10 @@ static const char *find_bad_gradient(const pass *p) {
     return "a parameter";
 }
 
-static taste_status bad_gradient(const pass *p) {
-    return taste_fail(&p->session->error, TASTE_STATUS_NON_FINITE,
+static taste_status bad_gradient(taste_session *session, const char *parameter) {
+    return taste_fail(&session->error, TASTE_STATUS_NON_FINITE,
                       "the gradient of '%.100s' is NaN or Inf. Lower the learning rate or clip the gradient.",
-                      find_bad_gradient(p));
+                      parameter);
 }
 
 static taste_status check_update(taste_session *session, const taste_parameters *parameters, uint32_t program,
@@ -264,7 +167,7 @@ static taste_status check_update(taste_session *session, const taste_parameters 
         return taste_fail(&session->error, TASTE_STATUS_USAGE, "optimizer %d. Use one of taste_optimizer.",
                           hyper->optimizer);
     }
-    uint32_t slots = rules[hyper->optimizer][hyper->momentum != 0].slots;
+    uint32_t slots = taste_update_slots(hyper);
     if (session->slot_count < slots) {
         return taste_fail(&session->error, TASTE_STATUS_USAGE,
                           "the optimizer (momentum %g) needs %u slots a parameter, the session has %u. Set them in its "
@@ -294,7 +197,7 @@ static taste_status clip_gradients(pass *p, float *out_clip, taste_step *out_ste
     run_pass(p);
     double norm = sqrt(sum_partials(p));
     out_step->gradient_norm = (float)norm;
-    if (!isfinite(norm)) return bad_gradient(p);
+    if (!isfinite(norm)) return bad_gradient(p->session, find_bad_gradient(p));
     double factor = p->hyper->gradient_clip / (norm + 1e-6);
     *out_clip = factor < 1 ? (float)factor : 1.0f;
     return TASTE_STATUS_OK;
@@ -303,25 +206,101 @@ static taste_status clip_gradients(pass *p, float *out_clip, taste_step *out_ste
 taste_status taste_session_update(taste_session *session, taste_parameters *parameters, uint32_t program,
                                   const taste_hyper *hyper, taste_step *out_step) {
     taste_status status = check_update(session, parameters, program, hyper);
+    if (status == TASTE_STATUS_OK) status = taste_session_check_separate(session, program);
     if (status != TASTE_STATUS_OK) return status;
     uint64_t start = taste_now_ns();
     pass p = {.session = session, .parameters = parameters, .hyper = hyper};
     float clip = 1.0f;
     p.segments = session->model->programs[program].updated_segments;
     p.gradients = session->accumulated > 0 ? session->accumulator : session->gradients;
-    p.rule = rules[hyper->optimizer][hyper->momentum != 0].rule;
     taste_pool_enter(session->pool);
     if (hyper->gradient_clip > 0) status = clip_gradients(&p, &clip, out_step);
     if (status == TASTE_STATUS_OK) {
         p.work = update_chunk;
-        p.decayed = make_coefficients(hyper, session->step, clip, hyper->weight_decay);
-        p.others = make_coefficients(hyper, session->step, clip, hyper->no_decay_norm ? 0 : hyper->weight_decay);
+        p.update = taste_update_of(hyper, session->step, clip);
         run_pass(&p);
-        if (sum_partials(&p) != 0) status = bad_gradient(&p);
+        if (sum_partials(&p) != 0) status = bad_gradient(session, find_bad_gradient(&p));
     }
     taste_pool_leave(session->pool);
     session->accumulated = session->accumulated_samples = 0;
     session->step++;
     out_step->update_ns = taste_now_ns() - start;
     return status;
+}
+
+taste_status taste_session_check_separate(taste_session *session, uint32_t program) {
+    const taste_program *p = &session->model->programs[program];
+    if (!p->fused_update) return TASTE_STATUS_OK;
+    return taste_fail(&session->error, TASTE_STATUS_USAGE,
+                      "program %s updates parameters within its steps. Use taste_session_step.", p->name);
+}
+
+taste_status taste_session_begin_update(taste_session *session, const taste_parameters *parameters, uint32_t program,
+                                        const taste_hyper *hyper) {
+    taste_status status = check_update(session, parameters, program, hyper);
+    if (status != TASTE_STATUS_OK) return status;
+    if (hyper->gradient_clip > 0 || session->accumulated > 0) {
+        return taste_fail(&session->error, TASTE_STATUS_USAGE,
+                          "program %s with gradient clip %g and %u micro-batches accumulated: it never holds all "
+                          "gradients. Use the program that has them.",
+                          session->model->programs[program].name, (double)hyper->gradient_clip, session->accumulated);
+    }
+    session->update = taste_update_of(hyper, session->step, 1.0f);
+    session->update_ns = 0;
+    return TASTE_STATUS_OK;
+}
+
+/* One parameter's update. */
+typedef struct single {
+    taste_session *session;
+    const taste_coefficients *coefficients;
+    taste_operands whole;
+} single;
+
+static uint64_t single_chunks(const single *s) {
+    return (s->whole.count + TASTE_CHUNK_ELEMENTS - 1) / TASTE_CHUNK_ELEMENTS;
+}
+
+static uint32_t update_elements(const single *s, uint64_t first, uint64_t count) {
+    taste_operands o = {.w = s->whole.w + first, .g = s->whole.g + first, .count = count};
+    if (s->whole.m != NULL) o.m = s->whole.m + first;
+    if (s->whole.v != NULL) o.v = s->whole.v + first;
+    return s->session->update.rule(&o, s->coefficients);
+}
+
+/* The task_id-th of equal parts of the chunks. */
+static int single_task(int task_id, taste_parallel_group *group, void *closure) {
+    const single *s = closure;
+    uint64_t part = (single_chunks(s) + (uint64_t)group->task_count - 1) / (uint64_t)group->task_count;
+    uint64_t first = part * (uint64_t)task_id * TASTE_CHUNK_ELEMENTS;
+    uint64_t end = first + part * TASTE_CHUNK_ELEMENTS;
+    if (end > s->whole.count) end = s->whole.count;
+    s->session->partials[task_id] = first < end ? update_elements(s, first, end - first) : 0;
+    return 0;
+}
+
+taste_status taste_session_update_parameter(taste_session *session, const taste_call *call) {
+    const taste_model *model = session->model;
+    const taste_tensor *tensor = &model->tensors[call->arguments[0]];
+    const taste_segment *segment = &model->segments[tensor->segment];
+    uint64_t start = taste_now_ns();
+    int decayed = tensor->offset_bytes - segment->parameter_offset_bytes < segment->decayed_bytes;
+    single s = {.session = session,
+                .coefficients = decayed ? &session->update.decayed : &session->update.others,
+                .whole = {.w = session->tensors[call->arguments[0]].data,
+                          .g = session->tensors[call->arguments[1]].data,
+                          .count = tensor->size_bytes / sizeof(float)}};
+    if (session->slot_count > 0) s.whole.m = taste_session_of_parameter(session, tensor, session->slots);
+    if (session->slot_count > 1)
+        s.whole.v = taste_session_of_parameter(session, tensor, session->slots + session->gradient_bytes);
+    double bad = 0;
+    if (single_chunks(&s) < 2) {
+        bad = update_elements(&s, 0, s.whole.count);
+    } else {
+        int threads = (int)taste_pool_threads(session->pool);
+        (void)taste_pool_launch(session->pool, single_task, &s, threads);
+        for (int i = 0; i < threads; i++) bad += session->partials[i];
+    }
+    session->update_ns += taste_now_ns() - start;
+    return bad == 0 ? TASTE_STATUS_OK : bad_gradient(session, tensor->name);
 }

@@ -11,7 +11,7 @@
 
 #include <stdint.h>
 
-enum { TASTE_MAX_DIMS = 8, TASTE_TABLE_VERSION = 3, TASTE_NO_TENSOR = 0xffff, TASTE_SHARED_PROGRAM = 0xff };
+enum { TASTE_MAX_DIMS = 8, TASTE_TABLE_VERSION = 4, TASTE_NO_TENSOR = 0xffff, TASTE_SHARED_PROGRAM = 0xff };
 
 typedef enum taste_region {
     TASTE_REGION_PARAMETERS = 0, /* in a parameter set; contiguous, in segment order */
@@ -60,7 +60,7 @@ typedef int (*taste_kernel)(void *handle, const struct taste_ffi_any *arguments,
                             struct taste_ffi_any *result);
 
 typedef struct taste_call {
-    taste_kernel kernel;
+    taste_kernel kernel; /* NULL: the optimizer's update of arguments[0], a parameter, by arguments[1], its gradient */
     const char *name; /* operator and its place, for `profile` */
     const uint16_t *arguments; /* indices into taste_model.tensors */
     uint8_t argument_count;
@@ -95,6 +95,7 @@ typedef struct taste_program {
     uint64_t read_segments;    /* bit masks over segments (the first 64 blocks' parameters; block i is bit min(i, 63)) */
     uint64_t updated_segments;
     uint8_t joined_backward; /* backward of a block reads what other blocks keep: it runs over all of them or not at all */
+    uint8_t fused_update;    /* backward updates parameters too; their gradients live in the arena, each for a few calls */
 } taste_program;
 
 /* Parameters and states of one block. Its parameters stand in three groups: trained ones of two and more dimensions, trained

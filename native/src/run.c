@@ -19,6 +19,7 @@ static taste_status kernel_failed(taste_session *session, const taste_call *call
 static taste_status run_call(taste_session *session, const taste_call *call) {
     taste_ffi_any arguments[TASTE_MAX_ARGUMENTS];
     taste_ffi_any result = {0};
+    if (call->kernel == NULL) return taste_session_update_parameter(session, call);
     if (call->argument_count > TASTE_MAX_ARGUMENTS) {
         return taste_fail(&session->error, TASTE_STATUS_INTERNAL,
                           "kernel %.60s has %u arguments. At most %d can be passed.", call->name, call->argument_count,
@@ -121,6 +122,8 @@ taste_status taste_session_run(taste_session *session, taste_parameters *paramet
                           "blocks.",
                           first_block, end_block, session->model->block_count);
     }
+    if (phases & TASTE_RUN_BACKWARD) status = taste_session_check_separate(session, program);
+    if (status != TASTE_STATUS_OK) return status;
     set_scalars(session, &session->model->programs[program], batch_size);
     surroundings outer = enter(session);
     status = run_phases(session, program, phases, first_block, end_block);
@@ -129,10 +132,14 @@ taste_status taste_session_run(taste_session *session, taste_parameters *paramet
 }
 
 taste_status taste_session_profile(taste_session *session, taste_parameters *parameters, uint32_t program,
-                                   uint32_t batch_size, uint32_t count, uint64_t *out_call_ns) {
+                                   uint32_t batch_size, const taste_hyper *hyper, uint32_t count,
+                                   uint64_t *out_call_ns) {
     taste_status status = taste_session_bind(session, parameters, program, batch_size);
     if (status != TASTE_STATUS_OK) return status;
     const taste_program *p = &session->model->programs[program];
+    if (p->fused_update && hyper == NULL) status = taste_session_check_separate(session, program);
+    if (p->fused_update && hyper != NULL) status = taste_session_begin_update(session, parameters, program, hyper);
+    if (status != TASTE_STATUS_OK) return status;
     if (count != p->call_count) {
         return taste_fail(&session->error, TASTE_STATUS_USAGE, "program %s has %u calls, not %u. Hand in all of them.",
                           p->name, p->call_count, count);
@@ -147,6 +154,7 @@ taste_status taste_session_profile(taste_session *session, taste_parameters *par
         start = end;
     }
     leave(session, outer);
+    session->step += p->fused_update;
     return status;
 }
 
@@ -335,23 +343,19 @@ static taste_status check_trains(taste_session *session, uint32_t program) {
                       p != NULL ? p->name : "(none)");
 }
 
-taste_status taste_session_gradients(taste_session *session, taste_parameters *parameters, uint32_t program,
-                                     uint32_t batch_size, uint32_t effective_batch, const void *x, const void *y,
-                                     taste_step *out_step) {
-    taste_status status = check_trains(session, program);
-    if (status == TASTE_STATUS_OK && effective_batch < batch_size) {
-        status =
-            taste_fail(&session->error, TASTE_STATUS_USAGE,
-                       "effective batch %u is smaller than batch size %u. Correct it.", effective_batch, batch_size);
-    }
-    if (status == TASTE_STATUS_OK) status = taste_session_bind(session, parameters, program, batch_size);
+/* load, forward, loss, backward of a program that trains. */
+static taste_status run_batch(taste_session *session, taste_parameters *parameters, uint32_t program,
+                              uint32_t batch_size, uint32_t effective_batch, const void *x, const void *y,
+                              taste_step *out_step) {
+    taste_status status = taste_session_bind(session, parameters, program, batch_size);
     if (status != TASTE_STATUS_OK) return status;
+    const taste_program *p = &session->model->programs[program];
     *out_step = (taste_step){0};
     uint64_t start = taste_now_ns();
     status = taste_session_load(session, program, batch_size, x, y);
     out_step->load_ns = taste_now_ns() - start;
     if (status != TASTE_STATUS_OK) return status;
-    set_scalars(session, &session->model->programs[program], effective_batch);
+    set_scalars(session, p, effective_batch);
     int slowed = is_slowed(session, batch_size, effective_batch);
     if (slowed) {
         memcpy(session->statistics, parameters->region[TASTE_REGION_STATES], session->model->state_bytes);
@@ -359,17 +363,52 @@ taste_status taste_session_gradients(taste_session *session, taste_parameters *p
     surroundings outer = enter(session);
     status = forward_backward(session, parameters, program, batch_size, x, out_step);
     if (slowed) slow_statistics(session, parameters, (double)batch_size / effective_batch);
-    if (status == TASTE_STATUS_OK && session->accumulator != NULL) taste_session_accumulate(session, batch_size);
+    int sums = session->accumulator != NULL && !p->fused_update;
+    if (status == TASTE_STATUS_OK && sums) taste_session_accumulate(session, batch_size);
     leave(session, outer);
     return status;
+}
+
+taste_status taste_session_gradients(taste_session *session, taste_parameters *parameters, uint32_t program,
+                                     uint32_t batch_size, uint32_t effective_batch, const void *x, const void *y,
+                                     taste_step *out_step) {
+    taste_status status = check_trains(session, program);
+    if (status == TASTE_STATUS_OK) status = taste_session_check_separate(session, program);
+    if (status == TASTE_STATUS_OK && effective_batch < batch_size) {
+        status =
+            taste_fail(&session->error, TASTE_STATUS_USAGE,
+                       "effective batch %u is smaller than batch size %u. Correct it.", effective_batch, batch_size);
+    }
+    if (status != TASTE_STATUS_OK) return status;
+    return run_batch(session, parameters, program, batch_size, effective_batch, x, y, out_step);
+}
+
+/* A step of a program that updates parameters within backward. */
+static taste_status fused_step(taste_session *session, taste_parameters *parameters, uint32_t program,
+                               uint32_t batch_size, const void *x, const void *y, const taste_hyper *hyper,
+                               taste_step *out_step) {
+    taste_status status = taste_session_begin_update(session, parameters, program, hyper);
+    if (status != TASTE_STATUS_OK) return status;
+    status = run_batch(session, parameters, program, batch_size, batch_size, x, y, out_step);
+    if (status != TASTE_STATUS_OK) return status;
+    out_step->update_ns = session->update_ns;
+    out_step->backward_ns -= session->update_ns;
+    session->step++;
+    return TASTE_STATUS_OK;
 }
 
 taste_status taste_session_step(taste_session *session, taste_parameters *parameters, uint32_t program,
                                 uint32_t batch_size, const void *x, const void *y, const taste_hyper *hyper,
                                 taste_step *out_step) {
+    taste_status status = check_trains(session, program);
+    if (status != TASTE_STATUS_OK) return status;
     taste_pool_enter(session->pool);
-    taste_status status = taste_session_gradients(session, parameters, program, batch_size, batch_size, x, y, out_step);
-    if (status == TASTE_STATUS_OK) status = taste_session_update(session, parameters, program, hyper, out_step);
+    if (session->model->programs[program].fused_update) {
+        status = fused_step(session, parameters, program, batch_size, x, y, hyper, out_step);
+    } else {
+        status = taste_session_gradients(session, parameters, program, batch_size, batch_size, x, y, out_step);
+        if (status == TASTE_STATUS_OK) status = taste_session_update(session, parameters, program, hyper, out_step);
+    }
     taste_pool_leave(session->pool);
     return status;
 }

@@ -89,6 +89,9 @@ static unsigned take_character(reader *r, unsigned char out[4]) {
 /* A JSON string, unescaped into `out` (or skipped, where `out` is NULL). */
 static int take_string(reader *r, char *out, size_t capacity) {
     size_t used = 0;
+#ifdef TASTE_PLANT_SKIP_BOUND /* a fuzzer that does not notice this is worth nothing */
+    capacity = SIZE_MAX;
+#endif
     if (!take(r, '"')) return 0;
     while (r->at < r->end) {
         if (*r->at == '"') {

@@ -9,6 +9,7 @@ typedef struct session_plan {
     uint64_t bindings, tensors, shapes, gradient_offsets, partials, workspace, scalars;
     uint64_t gradients, slots, accumulator, statistics, arena;
     uint64_t gradient_bytes, arena_bytes, updated_segments, total_bytes;
+    int keeps_gradients; /* of whole segments, until an update: some opened program does */
 } session_plan;
 
 static uint64_t reserve(session_plan *plan, uint64_t bytes) {
@@ -32,7 +33,7 @@ static taste_status check_use(const taste_model *model, const taste_use *use, ta
     return TASTE_STATUS_OK;
 }
 
-/* Gradients of every segment that an opened program updates, one after the other. */
+/* A float for every parameter that an opened program updates, segment after segment: gradients, or a slot. */
 static uint64_t gradient_bytes(const taste_model *model, uint64_t updated_segments) {
     uint64_t bytes = 0;
     for (uint32_t s = 0; s < model->segment_count; s++) {
@@ -64,6 +65,7 @@ static taste_status make_plan(const taste_model *model, const taste_use *uses, s
         uint64_t arena = program->fixed_bytes + uses[i].batch_size * program->per_sample_bytes;
         if (arena > plan->arena_bytes) plan->arena_bytes = arena;
         plan->updated_segments |= program->updated_segments;
+        plan->keeps_gradients |= program->updated_segments != 0 && !program->fused_update;
     }
     plan->gradient_bytes = gradient_bytes(model, plan->updated_segments);
     reserve(plan, sizeof(taste_session));
@@ -71,10 +73,11 @@ static taste_status make_plan(const taste_model *model, const taste_use *uses, s
     plan->tensors = reserve(plan, model->tensor_count * sizeof(taste_dl_tensor));
     plan->shapes = reserve(plan, model->tensor_count * sizeof(int64_t[TASTE_MAX_DIMS]));
     plan->gradient_offsets = reserve(plan, model->segment_count * sizeof(uint64_t));
-    plan->partials = reserve(plan, (chunk_count(plan->gradient_bytes) + model->segment_count) * sizeof(double));
+    uint64_t chunks = chunk_count(plan->gradient_bytes) + model->segment_count;
+    plan->partials = reserve(plan, (chunks > TASTE_MAX_THREADS ? chunks : TASTE_MAX_THREADS) * sizeof(double));
     plan->workspace = reserve(plan, TASTE_WORKSPACE_BYTES);
     plan->scalars = reserve(plan, taste_model_scalar_bytes(model));
-    plan->gradients = reserve(plan, plan->gradient_bytes);
+    plan->gradients = plan->keeps_gradients ? reserve(plan, plan->gradient_bytes) : 0;
     plan->slots = reserve(plan, options->slots * plan->gradient_bytes);
     plan->accumulator = options->accumulate ? reserve(plan, plan->gradient_bytes) : 0;
     plan->statistics = options->accumulate ? reserve(plan, model->state_bytes) : 0;
@@ -144,7 +147,7 @@ taste_status taste_session_init(const taste_model *model, const taste_use *uses,
     session->partials = (double *)(base + plan.partials);
     session->workspace.base = base + plan.workspace;
     session->scalars = base + plan.scalars;
-    session->gradients = base + plan.gradients;
+    session->gradients = plan.keeps_gradients ? base + plan.gradients : NULL;
     session->slots = base + plan.slots;
     session->slot_count = options->slots;
     session->gradient_bytes = plan.gradient_bytes;

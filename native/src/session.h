@@ -5,6 +5,7 @@
 #include "parameters.h"
 #include "pool.h"
 #include "tvm_abi.h"
+#include "update_rule.h"
 
 enum {
     TASTE_CHUNK_ELEMENTS = 16384, /* the optimizer's unit of work: fixed, so that sums do not depend on the threads */
@@ -27,9 +28,9 @@ struct taste_session {
     taste_dl_tensor *tensors;          /* a tensor of the table; arguments point at them */
     int64_t (*shapes)[TASTE_MAX_DIMS]; /* a tensor */
     uint64_t *gradient_offsets;        /* a segment: where its gradients start; only updated ones have any */
-    double *partials;                  /* a chunk: its part of a sum over all gradients */
+    double *partials;                  /* a chunk, or a thread: its part of a sum over gradients */
     unsigned char *scalars;
-    unsigned char *gradients;
+    unsigned char *gradients; /* NULL: no opened program keeps them */
     unsigned char *slots;       /* optimizer state: slot_count blocks of gradient_bytes */
     unsigned char *accumulator; /* NULL: none */
     unsigned char *arena;
@@ -43,6 +44,8 @@ struct taste_session {
     uint32_t accumulated_samples;
     uint32_t seed;              /* of the dropout masks */
     uint32_t step;              /* optimizer steps done */
+    taste_update update;        /* of the step under way, where a program updates within backward */
+    uint64_t update_ns;         /* that it has taken so far */
     taste_workspace workspace; /* of the calling thread */
 };
 
@@ -56,6 +59,16 @@ void *taste_session_of_parameter(const taste_session *session, const taste_tenso
 /* Points every tensor of a program at its memory for this batch size and parameter set. Cheap if nothing changed. */
 taste_status taste_session_bind(taste_session *session, const taste_parameters *parameters, uint32_t program,
                                 uint32_t batch_size);
+
+/* USAGE where a program updates parameters within its steps. */
+taste_status taste_session_check_separate(taste_session *session, uint32_t program);
+
+/* Before backward of a program that updates parameters within it: what its updates do. */
+taste_status taste_session_begin_update(taste_session *session, const taste_parameters *parameters, uint32_t program,
+                                        const taste_hyper *hyper);
+
+/* The update that a call without a kernel stands for. NON_FINITE: the gradient is; the parameter is spoilt. */
+taste_status taste_session_update_parameter(taste_session *session, const taste_call *call);
 
 /* Adds the gradients to the accumulated ones. */
 void taste_session_accumulate(taste_session *session, uint32_t batch_size);

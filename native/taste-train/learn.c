@@ -143,7 +143,7 @@ static taste_status learn(const options *options, const learning_plan *plan, tas
     trainer t;
     samples train = {.file.file = -1}, test = {.file.file = -1};
     run.folder.lock = -1;
-    taste_status status = trainer_open(options, "train", 1, &t, error);
+    taste_status status = trainer_open(options, trainer_program(options, taste_model_get()), 1, &t, error);
     if (status == TASTE_STATUS_OK) status = samples_open(options->samples, &t, 1, &train, error);
     if (status == TASTE_STATUS_OK) status = samples_open(options->test, &t, 1, &test, error);
     if (status == TASTE_STATUS_OK) status = learning_open(options, &t, plan, &train, &test, &run, error);

@@ -76,7 +76,8 @@ int main(int argc, char **argv) {
     taste_status status = options_parse(argc, argv, &options, &error);
     if (status == TASTE_STATUS_OK && options.run != NULL) {
         int is_run, exit_code;
-        status = detached_start(options.run, options.foreground, &is_run, &exit_code, &error);
+        detached_caller caller = options.foreground ? CALLER_WATCHES : options.follow ? CALLER_FOLLOWS : CALLER_LEAVES;
+        status = detached_start(options.run, caller, &is_run, &exit_code, &error);
         if (status == TASTE_STATUS_OK && !is_run) return exit_code;
     }
     if (status == TASTE_STATUS_OK) status = run_conditioned(&options, &error);

@@ -81,6 +81,7 @@ static const flag flags[] = {
     {"--loss-classes", "l", CHOICE, AT(learn.loss_classes), 0, "all|seen"},
     {"--run", "btl", TEXT, AT(run), 0, NULL},
     {"--foreground", "btl", SWITCH, AT(foreground), 0, NULL},
+    {"--follow", "btl", SWITCH, AT(follow), 0, NULL},
     {"--frequency", "bt", SEED, AT(frequency), 1, NULL},
     {"--power-every", "btm", SECONDS, AT(power_every), 0.001, NULL},
     {"--control", "t", TEXT, AT(control), 0, NULL},
@@ -281,8 +282,12 @@ static taste_status check_together(const options *o, taste_error *error) {
         return taste_fail(error, TASTE_STATUS_USAGE, "%u threads on %u cores. Name as many cores as threads.",
                           o->threads, o->core_count);
     }
-    if (o->foreground && o->run == NULL) {
-        return taste_fail(error, TASTE_STATUS_USAGE, "--foreground without a run. Give --run DIR.");
+    if ((o->foreground || o->follow) && o->run == NULL) {
+        return taste_fail(error, TASTE_STATUS_USAGE, "%s without a run. Give --run DIR.",
+                          o->foreground ? "--foreground" : "--follow");
+    }
+    if (o->foreground && o->follow) {
+        return taste_fail(error, TASTE_STATUS_USAGE, "--foreground and --follow. Give one of them.");
     }
     if (verb != 't' && verb != 'l') return TASTE_STATUS_OK;
     taste_status status = verb == 't' ? check_training(o, error) : check_learning(o, error);

@@ -68,7 +68,8 @@ typedef struct options {
     uint64_t beside_bytes;  /* no flag: set by a verb that keeps more than its batches */
     struct learn_options learn;
     const char *run; /* folder of a run that outlives who started it; NULL: an ordinary process */
-    int32_t foreground; /* of such a run: the process that is called waits for it */
+    int32_t foreground; /* of such a run: the process that is called is its watcher, and ends with it */
+    int32_t follow;     /* of such a run: the process that is called says what the run says, to its end */
     uint64_t frequency;  /* kHz; 0: unchanged */
     double power_every;  /* seconds between samples of the sensors; 0: none */
     const char *control; /* file that moves the operating point between steps; NULL: none */

@@ -20,18 +20,19 @@ enum { ANSWER_BYTES = 4096, ANSWER_MS = 2000, RAILS = 32, RAIL_BYTES = 32 };
 static const char tool[] = "/usr/bin/vcgencmd";
 extern char **environ;
 
-/* All that comes within ANSWER_MS; the bytes. */
+/* All that comes, with at most ANSWER_MS between two parts; 0: it did not end by itself, or said nothing. */
 static size_t read_answer(int file, char *out, size_t capacity) {
     size_t used = 0;
+    int ended = 0;
     struct pollfd wait = {.fd = file, .events = POLLIN};
-    while (used + 1 < capacity && poll(&wait, 1, ANSWER_MS) > 0) {
+    while (!ended && used + 1 < capacity && poll(&wait, 1, ANSWER_MS) > 0) {
         ssize_t got = read(file, out + used, capacity - 1 - used);
         if (got < 0 && errno == EINTR) continue;
-        if (got <= 0) break;
-        used += (size_t)got;
+        ended = got <= 0;
+        used += got > 0 ? (size_t)got : 0;
     }
     out[used] = 0;
-    return used;
+    return ended ? used : 0;
 }
 
 /* 1: the tool ran to its end and printed something. */

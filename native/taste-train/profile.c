@@ -26,6 +26,11 @@ typedef struct profile {
     taste_limits limits;
 } profile;
 
+/* Whether the optimizer is a pass of its own. */
+static int has_optimizer_row(const profile *p) {
+    return p->t.facts.updates && !p->t.facts.fused_update;
+}
+
 static uint32_t rows_of(const profile *p) {
     return p->t.facts.call_count + 1;
 }
@@ -53,8 +58,9 @@ static taste_status run_once(profile *p) {
     uint64_t *ns = (uint64_t *)(void *)p->memory;
     taste_status status = taste_session_load(t->session, t->program, t->batch_size, t->batches[0].x, t->batches[0].y);
     if (status != TASTE_STATUS_OK) return status;
-    status = taste_session_profile(t->session, t->parameters, t->program, t->batch_size, t->facts.call_count, ns);
-    if (status == TASTE_STATUS_OK && t->facts.updates)
+    status =
+        taste_session_profile(t->session, t->parameters, t->program, t->batch_size, &hyper, t->facts.call_count, ns);
+    if (status == TASTE_STATUS_OK && has_optimizer_row(p))
         status = taste_session_update(t->session, t->parameters, t->program, &hyper, &step);
     ns[t->facts.call_count] = step.update_ns;
     for (uint32_t i = 0; i < rows_of(p); i++) p->ms[i * MOST_RUNS + p->runs % MOST_RUNS] = (float)((double)ns[i] * 1e-6);
@@ -116,7 +122,7 @@ static void report_kernel(const profile *p, const taste_call_facts *facts, uint3
 
 static void report(const options *options, const profile *p) {
     const trainer *t = &p->t;
-    uint32_t rows = rows_of(p) - (t->facts.updates ? 0 : 1);
+    uint32_t rows = rows_of(p) - (has_optimizer_row(p) ? 0 : 1);
     double total_ms = 0;
     for (uint32_t i = 0; i < rows; i++) total_ms += median_of(p, i);
     json_begin("result");
@@ -158,7 +164,7 @@ static taste_status measure(const options *options, profile *p, taste_error *err
 
 taste_status verb_profile(const options *options, taste_error *error) {
     static profile p;
-    const char *program = options->program != NULL ? options->program : "train";
+    const char *program = options->program != NULL ? options->program : trainer_program(options, taste_model_get());
     taste_status status = trainer_open(options, program, 0, &p.t, error);
     if (status == TASTE_STATUS_OK) status = measure(options, &p, error);
     if (p.memory != NULL) munmap(p.memory, p.mapped_bytes);

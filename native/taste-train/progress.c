@@ -7,7 +7,7 @@
 #include "io.h"
 #include "json.h"
 #include "memory.h"
-#include "taint.h"
+#include "sensors.h"
 
 static const double burst = 10;
 
@@ -64,7 +64,7 @@ static void keep_step(const char *folder, const progress_step *step, double samp
 void progress_report_step(progress *p, const progress_step *step) {
     if (!may_report(p) && !step->last_of_epoch) return;
     double samples_per_s = per_second(p->samples - p->samples_reported, p->step_ns - p->step_ns_reported);
-    double temperature = taint_temperature_c(p->system_root);
+    double temperature = sensors_temperature(p->system_root);
     uint64_t resident = memory_resident_bytes();
     json_begin("step");
     json_count("step", step->at->step);

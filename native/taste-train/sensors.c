@@ -202,13 +202,12 @@ taste_status sensors_watts(sensors *s, double *out_watts, taste_error *error) {
 double sensors_temperature(const char *root) {
     double first = NAN;
     for (uint32_t zone = 0; zone < CHIPS; zone++) {
-        char path[64], type[TEXT_BYTES], text[TEXT_BYTES];
+        char path[64], type[TEXT_BYTES], text[TEXT_BYTES], *end;
         snprintf(path, sizeof path, "/sys/class/thermal/thermal_zone%u/temp", zone);
-        if (!read_line(root, path, text)) {
-            if (zone > 0) break;
-            continue;
-        }
-        double degrees = (double)strtol(text, NULL, 10) * 1e-3;
+        /* A zone that is switched off has a file that cannot be read. */
+        if (!read_line(root, path, text)) continue;
+        double degrees = (double)strtol(text, &end, 10) * 1e-3;
+        if (end == text) continue;
         snprintf(path, sizeof path, "/sys/class/thermal/thermal_zone%u/type", zone);
         if (read_line(root, path, type)) {
             for (char *c = type; *c != 0; c++) *c = (char)tolower((unsigned char)*c);

@@ -1,7 +1,6 @@
 #include "taint.h"
 
 #include <dirent.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +10,7 @@
 #include "sensors.h"
 #include "taste.h"
 
-enum { TEXT_BYTES = 16384, MOST_ZONES = 16 };
+enum { TEXT_BYTES = 16384 };
 
 static uint64_t read_number(const char *root, const char *path) {
     char text[64];
@@ -46,17 +45,6 @@ static uint64_t throttle_count(const char *root) {
         sum += strtoull(text, NULL, 10);
     }
     return sum;
-}
-
-double taint_temperature_c(const char *root) {
-    char path[64], text[32];
-    double hottest = NAN;
-    for (int zone = 0; zone < MOST_ZONES; zone++) {
-        snprintf(path, sizeof path, "/sys/class/thermal/thermal_zone%d/temp", zone);
-        /* A zone that is switched off has a file that cannot be read. */
-        if (io_read_text(root, path, text, sizeof text) > 0) hottest = fmax(hottest, strtod(text, NULL) * 1e-3);
-    }
-    return hottest;
 }
 
 void taint_read(const char *root, taint_counters *out) {

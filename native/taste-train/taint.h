@@ -22,9 +22,6 @@ void taint_read(const char *root, taint_counters *out);
 int taint_judge(const taint_counters *before, const taint_counters *after, double elapsed_s, uint32_t threads,
                 char out_text[TAINT_TEXT_BYTES]);
 
-/* Of the hottest thermal zone of the board; NAN where it has none. */
-double taint_temperature_c(const char *root);
-
 /* 1 if this program runs under an emulator of another architecture. */
 int taint_is_emulated(const char *root);
 

@@ -74,6 +74,7 @@ static taste_status steps(training *run, taste_error *error) {
 static void report(const training *run, const char *sha256_text) {
     json_begin("result");
     json_text("verb", "train");
+    json_text("program", run->t->facts.name);
     json_real("epochs", training_epochs(run));
     json_count("steps", run->at.step);
     json_count("batch_size", run->batches.batch_size);
@@ -137,7 +138,7 @@ static taste_status train(const options *options, const trainer *t, const sample
 taste_status verb_train(const options *options, taste_error *error) {
     trainer t;
     samples data = {.file.file = -1}, test = {.file.file = -1};
-    taste_status status = trainer_open(options, "train", 1, &t, error);
+    taste_status status = trainer_open(options, trainer_program(options, taste_model_get()), 1, &t, error);
     /* A path that cannot be written to is said before hours of training, not after. */
     if (status == TASTE_STATUS_OK && options->save != NULL) status = io_try(options->save, error);
     if (status == TASTE_STATUS_OK) status = samples_open(options->samples, &t, 1, &data, error);

@@ -18,9 +18,21 @@ uint32_t trainer_threads(const options *options) {
     return options->core_count > 0 ? options->core_count : taste_pool_available_cores();
 }
 
+/* Whether gradients of several micro-batches are added up, or may be. */
+static int accumulates(const options *options) {
+    uint32_t effective = options->interval > 0 ? options->effective_batch_cap : options->effective_batch;
+    return effective > options->batch_size || options->control != NULL;
+}
+
+const char *trainer_program(const options *options, const taste_model *model) {
+    static const char fused[] = "train_fused";
+    uint32_t ignored;
+    int allowed = !accumulates(options) && !(options->hyper.gradient_clip > 0) && options->dump_gradients == NULL;
+    return allowed && taste_model_find_program(model, fused, &ignored) == TASTE_STATUS_OK ? fused : "train";
+}
+
 footprint_need trainer_need(const options *options, const taste_model *model, uint32_t program) {
     taste_program_facts facts = {0};
-    uint32_t effective = options->interval > 0 ? options->effective_batch_cap : options->effective_batch;
     (void)taste_model_program(model, program, &facts);
     /* SGD always has room for momentum, so that a size that was measured with it fits without it. */
     return (footprint_need){
@@ -28,7 +40,7 @@ footprint_need trainer_need(const options *options, const taste_model *model, ui
         .batch_size = options->batch_size,
         .threads = trainer_threads(options),
         .slots = options->hyper.optimizer == TASTE_OPTIMIZER_SGD ? 1 : 2,
-        .accumulate = facts.updates && (effective > options->batch_size || options->control != NULL),
+        .accumulate = facts.updates && !facts.fused_update && accumulates(options),
         .beside_bytes = options->beside_bytes,
     };
 }
@@ -93,6 +105,7 @@ static taste_status fill_parameters(const options *options, const trainer *t, in
 
 static void announce_plan(const trainer *t) {
     json_begin("plan");
+    json_text("program", t->facts.name);
     json_count("batch_size", t->batch_size);
     json_count("planned_bytes", t->footprint.planned_bytes);
     json_count("threads", t->threads);

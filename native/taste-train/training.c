@@ -161,39 +161,41 @@ taste_status training_set_batch_size(training *run, uint32_t rows, taste_error *
     return status;
 }
 
-/* Gradients of all micro-batches of the step; adds up losses and correct labels. */
-static taste_status step_gradients(training *run, uint32_t effective, double *out_loss, uint64_t *out_correct,
-                                   taste_error *error) {
+/* All micro-batches of the step, and the update; adds up losses and correct labels. Where the program updates within its
+ * steps, the step is one micro-batch. */
+static taste_status optimizer_step(training *run, uint32_t effective, const taste_hyper *hyper, double *out_loss,
+                                   uint64_t *out_correct, taste_error *error) {
     const trainer *t = run->t;
-    taste_step micro;
+    taste_step micro, ignored;
+    taste_status status = TASTE_STATUS_OK;
     for (uint32_t done = 0; done < effective;) {
         uint32_t rows = batches_rows(&run->batches, &run->ahead);
-        taste_status status = prefetch_take(&run->reader, &run->batch, error);
+        status = prefetch_take(&run->reader, &run->batch, error);
         if (status != TASTE_STATUS_OK) return status;
         batches_advance(&run->batches, &run->ahead);
         ask_ahead(run);
-        status = taste_session_gradients(t->session, t->parameters, t->program, rows, effective, run->batch->x,
-                                         run->batch->y, &micro);
+        const void *x = run->batch->x, *y = run->batch->y;
+        status = t->facts.fused_update
+                     ? taste_session_step(t->session, t->parameters, t->program, rows, x, y, hyper, &micro)
+                     : taste_session_gradients(t->session, t->parameters, t->program, rows, effective, x, y, &micro);
         if (status != TASTE_STATUS_OK) return trainer_failed(t, status, error);
         *out_loss += micro.loss * rows / effective;
         *out_correct += micro.correct;
         done += rows;
     }
-    return TASTE_STATUS_OK;
+    if (!t->facts.fused_update)
+        status = taste_session_update(t->session, t->parameters, t->program, hyper, &ignored);
+    return status == TASTE_STATUS_OK ? status : trainer_failed(t, status, error);
 }
 
 taste_status training_step(training *run, taste_error *error) {
-    const trainer *t = run->t;
     taste_hyper hyper = run->options->hyper;
     uint32_t effective = batches_effective(&run->batches, &run->at);
     uint64_t correct = 0, start = taste_now_ns();
     double loss = 0;
-    taste_step ignored;
     hyper.learning_rate = schedule_rate(&run->schedule, &run->batches, &run->at);
-    taste_status status = step_gradients(run, effective, &loss, &correct, error);
+    taste_status status = optimizer_step(run, effective, &hyper, &loss, &correct, error);
     if (status != TASTE_STATUS_OK) return status;
-    status = taste_session_update(t->session, t->parameters, t->program, &hyper, &ignored);
-    if (status != TASTE_STATUS_OK) return trainer_failed(t, status, error);
     if (run->progress.samples == 0) run->first_loss = loss;
     run->loss = loss;
     run->at = run->ahead;

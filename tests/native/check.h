@@ -27,6 +27,7 @@ typedef struct opened {
 
 /* Opens programs train and eval for `batch_size` rows, seeded; checks that it works. */
 opened open_model(uint32_t threads, uint32_t batch_size, int accumulate);
+opened open_uses(uint32_t threads, const taste_use *uses, size_t count, const taste_session_options *options);
 void close_model(opened *o);
 
 /* Aligned memory, filled with a pattern so that nothing relies on zeros. */
@@ -44,6 +45,7 @@ void test_generator(void);
 void test_layout(void);
 void test_pool(void);
 void test_steps(void);
+void test_fused(void);
 void test_profile(void);
 void test_cut_points(void);
 void test_class_groups(void);

@@ -1,4 +1,6 @@
 /* The test model's tables, written by hand as cross/link.py writes a real model's. */
+#include <stddef.h>
+
 #include "kernels_mlp.h"
 #include "mlp.h"
 #include "program.h"
@@ -51,6 +53,21 @@ enum {
     EVAL_H,
     EVAL_S,
     EVAL_LOGITS,
+    FUSED_X,
+    FUSED_Y,
+    FUSED_H,
+    FUSED_S,
+    FUSED_LOGITS,
+    FUSED_LOSS,
+    FUSED_DLOGITS,
+    FUSED_DS,
+    FUSED_DH,
+    FUSED_DX,
+    FUSED_SUMS,
+    FUSED_DW1,
+    FUSED_DB1,
+    FUSED_DW2,
+    FUSED_DB2,
     TENSORS
 };
 
@@ -139,6 +156,21 @@ static const taste_tensor tensors[TENSORS] = {
     [EVAL_H] = {.name = "hidden", H_LAYOUT, ARENA(1, EVAL_H_AT)},
     [EVAL_S] = {.name = "scaled", H_LAYOUT, ARENA(1, EVAL_S_AT)},
     [EVAL_LOGITS] = {.name = "logits", LOGITS_LAYOUT, ARENA(1, EVAL_LOGITS_AT)},
+    [FUSED_X] = {.name = "x", X_LAYOUT, ARENA(2, X_AT)},
+    [FUSED_Y] = {.name = "y", ROW_LAYOUT, ARENA(2, Y_AT), .dtype = TASTE_DTYPE_INT32},
+    [FUSED_H] = {.name = "hidden", H_LAYOUT, ARENA(2, H_AT)},
+    [FUSED_S] = {.name = "scaled", H_LAYOUT, ARENA(2, S_AT)},
+    [FUSED_LOGITS] = {.name = "logits", LOGITS_LAYOUT, ARENA(2, LOGITS_AT)},
+    [FUSED_LOSS] = {.name = "loss", ROW_LAYOUT, ARENA(2, LOSS_AT)},
+    [FUSED_DLOGITS] = {.name = "logits.gradient", LOGITS_LAYOUT, ARENA(2, DLOGITS_AT)},
+    [FUSED_DS] = {.name = "scaled.gradient", H_LAYOUT, ARENA(2, DS_AT)},
+    [FUSED_DH] = {.name = "hidden.gradient", H_LAYOUT, ARENA(2, DH_AT)},
+    [FUSED_DX] = {.name = "x.gradient", X_LAYOUT, ARENA(2, DX_AT)},
+    [FUSED_SUMS] = {.name = "sums", B1_LAYOUT, .region = TASTE_REGION_FIXED, .program = 2},
+    [FUSED_DW1] = {.name = "hidden.weight.gradient", W1_LAYOUT, .region = TASTE_REGION_FIXED, .program = 2, .offset_bytes = B1_BYTES},
+    [FUSED_DB1] = {.name = "hidden.bias.gradient", B1_LAYOUT, .region = TASTE_REGION_FIXED, .program = 2, .offset_bytes = B1_BYTES + W1_BYTES},
+    [FUSED_DW2] = {.name = "head.weight.gradient", W2_LAYOUT, .region = TASTE_REGION_FIXED, .program = 2, .offset_bytes = B1_BYTES},
+    [FUSED_DB2] = {.name = "head.bias.gradient", B2_LAYOUT, .region = TASTE_REGION_FIXED, .program = 2, .offset_bytes = B1_BYTES + W2_BYTES},
 };
 
 #define CALL(function, in_phase, in_block, ...) \
@@ -162,6 +194,37 @@ static const taste_call eval_calls[] = {
     CALL(mlp_hidden, TASTE_PHASE_FORWARD, 0, EVAL_X, W1, B1, EVAL_H),
     CALL(mlp_scale, TASTE_PHASE_FORWARD, 1, EVAL_H, CONSTANT, EVAL_S),
     CALL(mlp_head, TASTE_PHASE_FORWARD, 2, EVAL_S, W2, B2, EVAL_LOGITS),
+};
+
+#define UPDATE(parameter, gradient, in_block) \
+    {NULL, "update " #parameter, (const uint16_t[]){parameter, gradient}, 2, TASTE_PHASE_BACKWARD, in_block, 0, 0}
+
+/* The gradients of the head lie where those of the hidden layer will. */
+static const taste_call fused_calls[] = {
+    CALL(mlp_hidden, TASTE_PHASE_FORWARD, 0, FUSED_X, W1, B1, FUSED_H),
+    CALL(mlp_scale, TASTE_PHASE_FORWARD, 1, FUSED_H, CONSTANT, FUSED_S),
+    CALL(mlp_mean, TASTE_PHASE_FORWARD, 1, FUSED_S, FUSED_SUMS, MEAN),
+    CALL(mlp_head, TASTE_PHASE_FORWARD, 2, FUSED_S, W2, B2, FUSED_LOGITS),
+    CALL(mlp_loss, TASTE_PHASE_LOSS, 2, FUSED_LOGITS, FUSED_Y, LOSS_SCALE, SMOOTHING, FUSED_LOSS, FUSED_DLOGITS),
+    CALL(mlp_head_weight_gradient, TASTE_PHASE_BACKWARD, 2, FUSED_DLOGITS, FUSED_S, FUSED_DW2, FUSED_DB2),
+    CALL(mlp_head_data_gradient, TASTE_PHASE_BACKWARD, 2, FUSED_DLOGITS, W2, FUSED_DS),
+    UPDATE(W2, FUSED_DW2, 2),
+#ifndef FREEZE_HEAD_BIAS
+    UPDATE(B2, FUSED_DB2, 2),
+#endif
+    CALL(mlp_scale, TASTE_PHASE_BACKWARD, 1, FUSED_DS, CONSTANT, FUSED_DH),
+    CALL(mlp_hidden_weight_gradient, TASTE_PHASE_BACKWARD, 0, FUSED_DH, FUSED_H, FUSED_X, FUSED_DW1, FUSED_DB1),
+    CALL(mlp_hidden_data_gradient, TASTE_PHASE_BACKWARD, 0, FUSED_DH, FUSED_H, W1, FUSED_DX),
+    UPDATE(W1, FUSED_DW1, 0),
+    UPDATE(B1, FUSED_DB1, 0),
+};
+
+enum { FUSED_CALLS = sizeof fused_calls / sizeof *fused_calls };
+
+static const taste_block_calls fused_blocks[] = {
+    {0, 1, FUSED_CALLS - 4, FUSED_CALLS, FUSED_X, FUSED_H, FUSED_DX, FUSED_DH},
+    {1, 3, FUSED_CALLS - 5, FUSED_CALLS - 4, FUSED_H, FUSED_S, FUSED_DH, FUSED_DS},
+    {3, 4, 5, FUSED_CALLS - 5, FUSED_S, FUSED_LOGITS, FUSED_DS, FUSED_DLOGITS},
 };
 
 static const taste_block_calls train_blocks[] = {
@@ -203,6 +266,21 @@ static const taste_program programs[] = {
      .loss = TASTE_NO_TENSOR,
      .read_segments = 7,
      .updated_segments = 0},
+    {.name = "train_fused",
+     .calls = fused_calls,
+     .call_count = FUSED_CALLS,
+     .loss_first = 4,
+     .loss_end = 5,
+     .blocks = fused_blocks,
+     .fixed_bytes = B1_BYTES + W1_BYTES + B1_BYTES,
+     .per_sample_bytes = TRAIN_BYTES,
+     .input = FUSED_X,
+     .target = FUSED_Y,
+     .output = FUSED_LOGITS,
+     .loss = FUSED_LOSS,
+     .read_segments = 7,
+     .updated_segments = 5,
+     .fused_update = 1},
 };
 
 static const taste_segment segments[] = {
@@ -228,7 +306,7 @@ const taste_model taste_model_table = {
     .tensors = tensors,
     .tensor_count = TENSORS,
     .programs = programs,
-    .program_count = 2,
+    .program_count = 3,
     .segments = segments,
     .segment_count = 3,
     .block_names = block_names,

@@ -93,9 +93,9 @@ static const taste_block_calls train_blocks[] = {{0, 1, 2, 3, X, LOGITS, TASTE_N
 static const taste_block_calls eval_blocks[] = {{0, 1, 0, 0, EVAL_X, EVAL_LOGITS, TASTE_NO_TENSOR, TASTE_NO_TENSOR}};
 
 static const taste_program programs[] = {
-    {"train", train_calls, 3, 1, 2, train_blocks, 0, 3 * ROW_BYTES + 2 * LOGITS_BYTES, X, Y, LOGITS, LOSS, 1, 1, 0},
+    {"train", train_calls, 3, 1, 2, train_blocks, 0, 3 * ROW_BYTES + 2 * LOGITS_BYTES, X, Y, LOGITS, LOSS, 1, 1, 0, 0},
     {"eval", eval_calls, 1, 0, 0, eval_blocks, 0, ROW_BYTES + LOGITS_BYTES, EVAL_X, TASTE_NO_TENSOR, EVAL_LOGITS,
-     TASTE_NO_TENSOR, 1, 0, 0},
+     TASTE_NO_TENSOR, 1, 0, 0, 0},
 };
 static const taste_segment segments[] = {{"table", 0, TABLE_BYTES, TABLE_BYTES, TABLE_BYTES, 0, 0}};
 static const char *const block_names[] = {"table"};

@@ -34,7 +34,7 @@ static void check_openings(void) {
     use.program = 1; /* eval may see a single row */
     CHECK(taste_session_bytes(&changed, &use, 1, &options, &bytes, &error) == TASTE_STATUS_OK);
     use.program = 9;
-    REFUSED(taste_session_bytes(&changed, &use, 1, &options, &bytes, &error), TASTE_STATUS_USAGE, "program 9 of 2");
+    REFUSED(taste_session_bytes(&changed, &use, 1, &options, &bytes, &error), TASTE_STATUS_USAGE, "program 9 of 3");
     use = (taste_use){0, 0};
     REFUSED(taste_session_bytes(&taste_model_table, &use, 1, &options, &bytes, &error), TASTE_STATUS_USAGE,
             "batch size 0");
@@ -167,7 +167,7 @@ static void check_eval_only(void) {
 /* Where blocks share what they keep, backward of some of them is refused; of all, and forward of any, it runs. */
 static void check_joined_backward(void) {
     taste_model joined = taste_model_table;
-    taste_program programs[2];
+    taste_program programs[3];
     taste_use use = {0, ROWS};
     const taste_session_options options = {0, 0};
     taste_error error;

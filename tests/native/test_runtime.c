@@ -26,19 +26,23 @@ void make_rows(uint32_t rows, float *x, int32_t *y) {
 }
 
 opened open_model(uint32_t threads, uint32_t batch_size, int accumulate) {
-    opened o = {.model = taste_model_get()};
-    taste_error error = {{0}};
     const taste_use uses[] = {{0, batch_size}, {1, batch_size}};
     const taste_session_options options = {.slots = 1, .accumulate = accumulate};
+    return open_uses(threads, uses, 2, &options);
+}
+
+opened open_uses(uint32_t threads, const taste_use *uses, size_t count, const taste_session_options *options) {
+    opened o = {.model = taste_model_get()};
+    taste_error error = {{0}};
     size_t bytes = 0, pool_bytes = taste_pool_bytes(threads), parameters_bytes = taste_parameters_bytes(o.model);
-    CHECK(taste_session_bytes(o.model, uses, 2, &options, &bytes, &error) == TASTE_STATUS_OK);
+    CHECK(taste_session_bytes(o.model, uses, count, options, &bytes, &error) == TASTE_STATUS_OK);
     o.blocks[0] = new_block(parameters_bytes);
     o.blocks[1] = new_block(pool_bytes);
     o.blocks[2] = new_block(bytes);
     CHECK(taste_parameters_init(o.model, o.blocks[0], parameters_bytes, &o.parameters, &error) == TASTE_STATUS_OK);
     CHECK(taste_parameters_seed(o.parameters, 7, NULL) == TASTE_STATUS_OK);
     CHECK(taste_pool_start(threads, NULL, o.blocks[1], pool_bytes, &o.pool, &error) == TASTE_STATUS_OK);
-    CHECK(taste_session_init(o.model, uses, 2, &options, o.pool, o.blocks[2], bytes, &o.session, &error) ==
+    CHECK(taste_session_init(o.model, uses, count, options, o.pool, o.blocks[2], bytes, &o.session, &error) ==
           TASTE_STATUS_OK);
     if (error.text[0] != 0) printf("%s\n", error.text);
     return o;
@@ -72,6 +76,7 @@ int main(int argc, char **argv) {
     test_layout();
     test_pool();
     test_steps();
+    test_fused();
     test_profile();
     test_cut_points();
     test_class_groups();

@@ -19,7 +19,7 @@ from host_control.emulation.state import find_up
 from tests.test_emulated_boards import build_for
 from tests.tiny_elf import write_aarch64_program
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.needs("vm-boards", "zig")]
+pytestmark = pytest.mark.needs("vm-boards", "zig")
 NAME = "rpi4-vm"
 CAP_BYTES = 96 << 20
 TOO_LARGE = 200_000
@@ -65,6 +65,7 @@ done
 rm -f /dev/shm/fill-* /tmp/fill-*"""
 
 
+@pytest.mark.acceptance
 def test_when_memory_runs_out_the_trainer_goes_first(opened: Opened) -> None:
     board, server = opened(), run_as("root", "pgrep -o -x sshd")
     # Files in memory, which the kernel cannot take away, until something has to go.

@@ -45,6 +45,8 @@ def buildah(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Buildah]:
 
     yield run
     run("rmi", "--all", "--force")
+    # overlay's own mount outlives the program.
+    subprocess.run(["umount", str(store / "root" / "overlay")], capture_output=True, check=False)
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,8 @@ BOARDS = [
     pytest.param("rpi4-netns", marks=pytest.mark.needs("netns-boards", "zig")),
     pytest.param("rpi4-vm", marks=pytest.mark.needs("vm-boards", "zig")),
     pytest.param("visionfive2-vm", marks=pytest.mark.needs("vm-boards", "zig")),
-    pytest.param("bpi-f3-vm", marks=pytest.mark.needs("vm-boards", "zig")),
+    # Its first login may take a minute on a busy machine.
+    pytest.param("bpi-f3-vm", marks=[pytest.mark.acceptance, pytest.mark.needs("vm-boards", "zig")]),
 ]
 
 

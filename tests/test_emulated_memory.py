@@ -65,6 +65,7 @@ done
 rm -f /dev/shm/fill-* /tmp/fill-*"""
 
 
+@pytest.mark.acceptance
 def test_when_memory_runs_out_the_trainer_goes_first(opened: Opened) -> None:
     board, server = opened(), run_as("root", "pgrep -o -x sshd")
     # Files in memory, which the kernel cannot take away, until something has to go.

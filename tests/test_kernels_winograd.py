@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from cross.kernels import winograd_weight as winograd_weight_module
+from cross.kernels import winograd_weight_gradient as winograd_weight_gradient_module
 from cross.kernels.convolution import ConvSpec, with_needed_pads
 from cross.kernels.winograd import output_tiles, suits_winograd
 from cross.kernels.winograd_correlation import (
@@ -20,6 +21,7 @@ from cross.kernels.winograd_weight import is_in_parts, transformed_weight_shape,
 from cross.kernels.winograd_weight_gradient import (
     few_tiles,
     has_work_for_all_cores,
+    parts_of,
     weight_gradient_chunk_shapes,
     winograd_weight_gradient,
 )
@@ -121,6 +123,23 @@ def test_large_weights_are_transformed_in_parts(monkeypatch: pytest.MonkeyPatch)
         kernels = _Kernels(with_needed_pads(spec))
         for batch in batches:
             _check(kernels, batch)
+
+
+@pytest.mark.parametrize("cores", [2, 3])
+def test_a_weight_gradient_is_summed_in_parts(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks that are not whole, parts of different size, and with three cores and one sample a part without tiles."""
+    target = replace(HOST, cores=cores, l2_kib=1024)
+    monkeypatch.setattr(winograd_weight_gradient_module, "MOST_TILES", 96)
+    spec = with_needed_pads(ConvSpec(32, 16, 24, 26, (3, 3), pads=SAME))
+    assert parts_of(spec, target) == cores
+    run, w = Runner(winograd_weight_gradient(spec, target)), spec.weight_storage(HOST)
+    for batch in (1, 2, 5):
+        x = _random((batch, spec.in_channels, spec.height, spec.width), 1)
+        dy = _random((batch, spec.out_channels, spec.out_height, spec.out_width), 2)
+        work = [_unset(shape) for shape in weight_gradient_chunk_shapes(spec, target)]
+        xs, ds = stored(x, spec.x_storage(HOST)), stored(dy, spec.y_storage(HOST))
+        found = canonical(run(xs, ds, *work, empty(w, batch)), w)
+        assert relative_error(found, reference.weight_gradient(spec, x, dy)) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["few tiles a sample", "six tiles a sample"])

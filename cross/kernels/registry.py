@@ -265,8 +265,8 @@ def _winograd_correlation(
 
 def _winograd_weight_gradient(site: Site, spec: conv.ConvSpec) -> list[SiteCall]:
     target, (x, dy), (dw,) = site.target, site.node.inputs, site.node.outputs
-    chunks = f"{dw}:x_chunk", f"{dw}:dy_chunk"
     shapes = weight_gradient_chunk_shapes(spec, target)
+    chunks = (f"{dw}:x_chunk", f"{dw}:dy_chunk", f"{dw}:sums")[: len(shapes)]
     return [
         SiteCall(
             "winograd_weight_gradient",

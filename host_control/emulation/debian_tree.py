@@ -91,6 +91,7 @@ ExecStart=/bin/sh -c "ip link set eth0 up; ip addr add 10.0.2.15/24 dev eth0; ip
 _PAM = {
     "auth": "auth required pam_permit.so\n",
     "account": "account required pam_permit.so\n",
+    "password": "password required pam_deny.so\n",
     "session": "session required pam_permit.so\nsession optional pam_systemd.so\n",
     "session-noninteractive": "session required pam_permit.so\n",
 }

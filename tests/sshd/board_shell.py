@@ -33,8 +33,8 @@ def main() -> NoReturn:
     if not words:
         sys.exit("this board has no interactive shell")
     os.environ["PATH"] = f"{board['path']}:{os.environ.get('PATH', '/usr/bin:/bin')}"
-    # Where a program stands: first, or after `sh -c SCRIPT NAME`.
-    for index in (4, 0) if words[:2] == ["sh", "-c"] else (0,):
+    # Where a program stands: first, or among the arguments of `sh -c SCRIPT`.
+    for index in (5, 4, 0) if words[:2] == ["sh", "-c"] else (0,):
         if len(words) > index and is_foreign(words[index], board["machine"]):
             words[index:index] = [sys.executable, "-I", "-S", os.path.abspath(__file__), board_file]
     os.execvp(words[0], words)
@@ -54,7 +54,7 @@ def run_foreign(board: dict[str, Any], words: list[str]) -> NoReturn:
     """What the kernel of the board would do with its own program."""
     command = [*board["emulator"], words[0]]
     if words[1:2] == ["bench"] and "--run" in words:
-        detach(words[words.index("--run") + 1])
+        detach(words[words.index("--run") + 1], follow="--follow" in words)
     if words[1:2] != ["bench"]:
         os.execvp(command[0], [*command, *words[1:]])
     batch_size = words[words.index("--batch-size") + 1]
@@ -75,12 +75,18 @@ def run_foreign(board: dict[str, Any], words: list[str]) -> NoReturn:
     sys.exit(0)
 
 
-def detach(run: str) -> None:
+def detach(run: str, *, follow: bool) -> None:
     """As native/taste-train/detached.c, without its lock: returns in the run itself, in the background."""
     if os.fork():
-        while not os.path.exists(f"{run}/process"):
-            time.sleep(0.02)
-        os._exit(0)
+        wait_for(f"{run}/process")
+        print(json.dumps({"event": "started"}))
+        if not follow:
+            sys.exit(0)
+        with open(wait_for(f"{run}/exit"), encoding="utf-8") as file:
+            code = int(file.read())
+        with open(f"{run}/events.jsonl", encoding="utf-8") as file:
+            sys.stdout.write(file.read())
+        sys.exit(code)
     os.setsid()
     for name, number in (("/dev/null", 0), (f"{run}/events.jsonl", 1), (f"{run}/messages", 2)):
         os.dup2(os.open(name, os.O_RDWR | os.O_APPEND | (os.O_CREAT if number else 0)), number)
@@ -91,6 +97,13 @@ def detach(run: str) -> None:
         with open(f"{run}/exit", "w", encoding="utf-8") as file:
             file.write(f"{os.waitstatus_to_exitcode(state)}\n")
         os._exit(0)
+
+
+def wait_for(path: str) -> str:
+    """The path, once something stands in that file."""
+    while not os.path.exists(path) or os.path.getsize(path) == 0:
+        time.sleep(0.02)
+    return path
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ class DeployedBoard:
         run, lines = self.detached(f"bench-{asked}"), list[str]()
         state = run.patience.keep_trying(run.state)
         try:
-            if state.status == "running" or (state.status, state.exit_code) == ("ended", 0):
+            if state.delivers:
                 result = run.follow(lines.append, limit_s=limit)
             else:
                 words = self.program_words(arguments)

@@ -59,6 +59,11 @@ class RunState:
     exit_code: int | None = None
     pid: int | None = None
 
+    @property
+    def delivers(self) -> bool:
+        """Whether it is under way, or its result ready: there is nothing to begin."""
+        return self.status == "running" or (self.status, self.exit_code) == ("ended", 0)
+
 
 @dataclass
 class Patience:
@@ -169,7 +174,7 @@ class DetachedRun:
                 state = self.patience.keep_trying(self.state)
             except LinkLostError as error:
                 raise LinkLostError(f"{error} {self.how_to_attach()}") from error
-            if not (state.status == "running" or (state.status, state.exit_code) == ("ended", 0)):
+            if not state.delivers:
                 self.start(command, record)
                 until = time.monotonic() + limit_s
             return self.follow(on_line, limit_s=max(0.0, until - time.monotonic()))
@@ -264,11 +269,9 @@ class DetachedRun:
     def _messages(self) -> str:
         def fetch() -> bytes:
             size = self.connection.size(self.path(MESSAGES)) or 0
-            return (
-                b""
-                if size == 0
-                else self.connection.read(self.path(MESSAGES), max(0, size - _KEPT_MESSAGES_BYTES)) or b""
-            )
+            if size == 0:
+                return b""
+            return self.connection.read(self.path(MESSAGES), max(0, size - _KEPT_MESSAGES_BYTES)) or b""
 
         return self.patience.keep_trying(fetch).decode(errors="replace")
 

@@ -62,8 +62,7 @@ class LongRun:
         """Whether the board has the run under way, or its result ready: there is nothing to begin."""
         if not self.outlives_link:
             return False
-        state = self.detached.patience.keep_trying(self.detached.state)
-        return state.status == "running" or (state.status, state.exit_code) == ("ended", 0)
+        return self.detached.patience.keep_trying(self.detached.state).delivers
 
     def begin(
         self, words: Callable[[], list[str]], record: Mapping[str, Any], *, anew: bool

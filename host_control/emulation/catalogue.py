@@ -32,6 +32,12 @@ class EmulatedKind:
         """QEMU's -cpu: the board's own."""
         return self.target.qemu[1]
 
+    @property
+    def resumes(self) -> bool:
+        """Whether a snapshot of its machine is of use: one with V, resumed by QEMU 7.2, answers and then hangs at the first
+        login."""
+        return "v=true" not in self.cpu
+
 
 @cache
 def load_catalogue() -> dict[str, EmulatedKind]:

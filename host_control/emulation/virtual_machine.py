@@ -42,27 +42,23 @@ class MachineSettings:
 def start_machine(
     board: EmulatedKind, image: Path, folder: Path, settings: MachineSettings, report: Callable[[str, int, int], None]
 ) -> Running:
-    """Start the machine in `folder`, from its snapshot where there is one; returns when SSH answers.
-
-    One with V boots each time (6 s): resumed by QEMU 7.2, it answers and then hangs at the first login.
-    """
+    """Start the machine in `folder`, from its snapshot where there is one; returns when SSH answers."""
     machine = _machine_arguments(board, settings)
     if settings.cpufreq:
         device_tree.write_device_tree(machine, settings.memory_bytes, settings.cores, folder)
         machine += ["-dtb", device_tree.FILE, *device_tree.sensor_arguments(settings.memory_bytes)]
     snapshot = image / f"snapshot-{_snapshot_key(board, machine)}.qcow2"
-    keeps = "v=true" not in board.cpu
-    disk, resumed = folder / "disk.qcow2", keeps and snapshot.exists()
+    disk, resumed = folder / "disk.qcow2", board.resumes and snapshot.exists()
     if resumed:
         run_tool("cp", "--sparse=always", snapshot, disk)
     else:
         run_tool("qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", image / "root.ext4", disk)
     port = _free_port()
     command = [*machine, *_device_arguments(board, image, port), *(["-loadvm", _SNAPSHOT] if resumed else [])]
-    report("resuming" if resumed else "first boot" if keeps else "boot", 0, 1)
+    report("resuming" if resumed else "first boot" if board.resumes else "boot", 0, 1)
     with guarded(command, folder) as process:
         wait_for_ssh(board.name, _ADDRESS, port, process, folder / CONSOLE)
-        if keeps and not resumed:
+        if board.resumes and not resumed:
             report("snapshot", 0, 1)
             _keep_snapshot(folder, snapshot)
         running = Running(board.name, _ADDRESS, port, process.pid, process.started, boot_id(), str(image))

@@ -80,7 +80,7 @@ static taste_status measure(const options *options, trainer *t, taste_error *err
 
 taste_status verb_bench(const options *options, taste_error *error) {
     trainer t;
-    const char *program = options->program != NULL ? options->program : trainer_program(options, taste_model_get());
+    const char *program = trainer_program(options, taste_model_get());
     taste_status status = trainer_open(options, program, 0, &t, error);
     if (status == TASTE_STATUS_OK) status = measure(options, &t, error);
     trainer_close(&t);

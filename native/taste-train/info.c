@@ -87,7 +87,7 @@ static void list_power(const char *root) {
 
 /* With a batch size: what a run of it will take. */
 static taste_status plan_one(const options *options, const taste_model *model, taste_error *error) {
-    const char *name = options->program != NULL ? options->program : trainer_program(options, model);
+    const char *name = trainer_program(options, model);
     uint32_t program;
     footprint plan;
     if (options->batch_size == 0) return TASTE_STATUS_OK;

@@ -164,7 +164,7 @@ static taste_status measure(const options *options, profile *p, taste_error *err
 
 taste_status verb_profile(const options *options, taste_error *error) {
     static profile p;
-    const char *program = options->program != NULL ? options->program : trainer_program(options, taste_model_get());
+    const char *program = trainer_program(options, taste_model_get());
     taste_status status = trainer_open(options, program, 0, &p.t, error);
     if (status == TASTE_STATUS_OK) status = measure(options, &p, error);
     if (p.memory != NULL) munmap(p.memory, p.mapped_bytes);

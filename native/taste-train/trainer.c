@@ -27,6 +27,7 @@ static int accumulates(const options *options) {
 const char *trainer_program(const options *options, const taste_model *model) {
     static const char fused[] = "train_fused";
     uint32_t ignored;
+    if (options->program != NULL) return options->program;
     int allowed = !accumulates(options) && !(options->hyper.gradient_clip > 0) && options->dump_gradients == NULL;
     return allowed && taste_model_find_program(model, fused, &ignored) == TASTE_STATUS_OK ? fused : "train";
 }

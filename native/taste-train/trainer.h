@@ -42,8 +42,8 @@ extern volatile sig_atomic_t trainer_interrupted;
 /* Threads that a run will use: what was asked for, the named cores, or all that there are. */
 uint32_t trainer_threads(const options *options);
 
-/* The program that trains with these options: train_fused where every step is one micro-batch without clipping, its gradients
- * are not to be read, and the build has it; else train. The bits are the same. */
+/* The program that runs with these options: the one they name, else one that trains: train_fused where every step is one
+ * micro-batch without clipping, its gradients are not to be read, and the build has it, or train. The bits are the same. */
 const char *trainer_program(const options *options, const taste_model *model);
 
 /* What a run of this program will need. */

@@ -106,7 +106,7 @@ def base(builder: Builder) -> None:
 
 def mounts() -> list[str]:
     """What the builds find besides the files' own words: this machine's settings of pip, all that they name, and the
-    compiler's cache."""
+    compiler's cache, of which some of the C libraries serve here too."""
     shown = subprocess.run(
         [sys.executable, "-m", "pip", "config", "debug"], capture_output=True, text=True, check=False, timeout=_SHORT
     ).stdout
@@ -138,7 +138,8 @@ def test_the_image_holds_a_trainer_that_runs_on_the_board(
     tag = f"taste-train:{target}"
     arguments = ["--build-arg", f"MODEL={_MODEL}", "--build-arg", f"TARGET={target}"]
     how = ["--isolation", "chroot", "--layers", "--pull=never", "--ulimit", "nofile=20000:20000"]
-    builder.buildah("bud", *how, *mounts(), *arguments, "-f", str(_ROOT / file), "-t", tag, str(_ROOT), seconds=_LONG)
+    words = ["bud", *how, *mounts(), *arguments, "-f", str(_ROOT / file), "-t", tag, str(_ROOT)]
+    builder.buildah(*words, seconds=_LONG)
 
     configuration = json.loads(builder.buildah("inspect", "--type", "image", tag))["OCIv1"]
     chosen = find_target(target)

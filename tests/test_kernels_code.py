@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from cross.kernels.embedding import EmbeddingSpec, embedding, embedding_gradient
 from cross.kernels.grouped import grouped_forward, grouped_input_gradient, grouped_weight_gradient
 from cross.storage import NO_PADS
 from cross.target import Target, find_target
-from cross.toolchain import compiler
+from cross.toolchain import run_compiler
 from tests.kernel_tensors import HOST, Runner, compile_kernel, empty
 
 CONVOLUTION = with_needed_pads(ConvSpec(32, 32, 16, 16, (3, 3), pads=(1, 1, 1, 1)))
@@ -129,8 +128,8 @@ def _rvv_assembly(function: Any, target: Target, folder: Path) -> str:
     ir = compile_kernel_of_build("taste_kernel", function, target).mod.inspect_source("ll")
     source, output = folder / "kernel.ll", folder / "kernel.s"
     source.write_text(with_vector_features(ir, target))
-    command = [*compiler(target.zig_static_triple), "-O3", "-Wno-override-module", "-fPIC", "-S", str(source)]
-    subprocess.run([*command, "-o", str(output)], check=True)
+    flags = ["-O3", "-Wno-override-module", "-fPIC", "-S"]
+    run_compiler(target.zig_static_triple, [*flags, source, "-o", output]).check_returncode()
     return output.read_text()
 
 

@@ -70,13 +70,8 @@ def link(
     library = sorted((root / "src").glob("*.c"))
     program = sorted((root / "taste-train").glob("*.c"))
     inputs: list[str | Path] = [*library, tables, *objects.values()]
-    alone: list[str | Path] = [
-        "-static",
-        *([] if symbols else ["-s"]),
-        "-Wl,--gc-sections",
-        "-o",
-        folder / "taste-train",
-    ]
+    strip = [] if symbols else ["-s"]
+    alone: list[str | Path] = ["-static", *strip, "-Wl,--gc-sections", "-o", folder / "taste-train"]
     exports = f"-Wl,--version-script={root / 'libtaste.map'}"
     shared: list[str | Path] = ["-shared", "-s", "-fvisibility=hidden", exports, "-o", folder / "libtaste.so"]
     # Side by side: the first link for a target also builds a C library, on one core each.

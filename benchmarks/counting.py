@@ -62,9 +62,7 @@ def build_plugin(folder: Path) -> Path:
         part = folder / f"{plugin.stem}.{os.getpid()}.so"
         flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fPIC", "-shared", "-s"]
         flags += ["-Wl,-z,lazy", "-Wl,--allow-shlib-undefined"]
-        machine = os.uname().machine
-        command = [*toolchain.compiler(f"{machine}-linux-gnu.2.17"), *flags, str(SOURCE), "-o", str(part)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        result = toolchain.run_compiler(f"{os.uname().machine}-linux-gnu.2.17", [*flags, SOURCE, "-o", part])
         if result.returncode != 0:
             raise TasteError(f"the counting plugin does not compile: {' '.join(result.stderr.split())[:300]}")
         part.rename(plugin)

@@ -190,7 +190,7 @@ def with_vector_features(ir: str, target: Target) -> str:
 
 
 def _compile_ir(source: Path, output: Path, target: Target) -> None:
-    command = [*toolchain.compiler(target.zig_static_triple), "-O3", "-Wno-override-module", "-fPIC", "-c"]
-    result = subprocess.run([*command, str(source), "-o", str(output)], capture_output=True, text=True, check=False)
+    flags = ["-O3", "-Wno-override-module", "-fPIC", "-c"]
+    result = toolchain.run_compiler(target.zig_static_triple, [*flags, source, "-o", output])
     if result.returncode != 0:
         raise TasteError(f"zig cannot compile {source.name}: {result.stderr.strip()[:300]}. Report this as a bug.")

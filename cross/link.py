@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -70,14 +69,15 @@ def link(
     target, root = kernels.target, native_root()
     library = sorted((root / "src").glob("*.c"))
     program = sorted((root / "taste-train").glob("*.c"))
-    inputs = [str(p) for p in (*library, tables, *objects.values())]
-    alone = ["-static", *([] if symbols else ["-s"]), "-Wl,--gc-sections", "-o", str(folder / "taste-train")]
+    inputs: list[str | Path] = [*library, tables, *objects.values()]
+    strip = [] if symbols else ["-s"]
+    alone: list[str | Path] = ["-static", *strip, "-Wl,--gc-sections", "-o", folder / "taste-train"]
     exports = f"-Wl,--version-script={root / 'libtaste.map'}"
-    shared = ["-shared", "-s", "-fvisibility=hidden", exports, "-o", str(folder / "libtaste.so")]
+    shared: list[str | Path] = ["-shared", "-s", "-fvisibility=hidden", exports, "-o", folder / "libtaste.so"]
     # Side by side: the first link for a target also builds a C library, on one core each.
     with ThreadPoolExecutor(2) as pool:
         links = [
-            pool.submit(_zig, target.zig_static_triple, target, [*map(str, program), *inputs, *alone]),
+            pool.submit(_zig, target.zig_static_triple, target, [*program, *inputs, *alone]),
             pool.submit(_zig, target.zig_shared_triple, target, [*inputs, *shared]),
         ]
         for done in links:
@@ -96,19 +96,11 @@ def write_weights(model: Model, path: Path) -> None:
     path.write_bytes(save({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
 
 
-def _zig(triple: str, target: Target, arguments: list[str]) -> None:
+def _zig(triple: str, target: Target, arguments: Sequence[str | Path]) -> None:
     root = native_root()
     includes = [f"-I{root / 'include'}", f"-I{root / 'src'}", f'-DTASTE_VERSION="{VERSION}"']
-    command = [
-        *toolchain.compiler(triple),
-        toolchain.cpu_flag(target),
-        *CFLAGS,
-        *includes,
-        *arguments,
-        "-lm",
-        "-lpthread",
-    ]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    own = [toolchain.cpu_flag(target), *CFLAGS, *includes]
+    result = toolchain.run_compiler(triple, [*own, *arguments, "-lm", "-lpthread"])
     if result.returncode != 0:
         text = " ".join(result.stderr.split())[:2000]
         raise TasteError(f"the C compiler failed for {triple}: {text}. Report this as a bug.")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 from cross.errors import MissingToolError
 from cross.target import Target
@@ -13,11 +16,14 @@ from cross.target import Target
 BASELINE_CPUS = {"x86_64": "x86_64", "aarch64": "generic", "riscv64": "baseline_rv64"}
 
 
-def compiler(triple: str) -> list[str]:
-    """Command of the C compiler for a zig triple."""
+def run_compiler(triple: str, arguments: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
+    """zig's C compiler for a zig triple, to its end; its words are in `stderr`. Paths may be relative to the working folder."""
     if importlib.util.find_spec("ziglang") is None:
         raise MissingToolError("the C toolchain is missing: no Python package 'ziglang'. Run: pip install ziglang")
-    return [sys.executable, "-m", "ziglang", "cc", "-target", triple]
+    words = [str(word.absolute()) if isinstance(word, Path) else word for word in arguments]
+    command = [sys.executable, "-m", "ziglang", "cc", "-target", triple, *words]
+    # From the root: zig's cache tells a zig below the working folder from one elsewhere, and has a C library for each.
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", stdin=subprocess.DEVNULL)
 
 
 def cpu_flag(target: Target) -> str:

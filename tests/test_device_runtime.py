@@ -20,7 +20,7 @@ from tests.packed_data import MEAN, STD, keyed_order, pack
 
 Array = np.ndarray[Any, Any]
 ROWS = 8
-SHARED = ("-shared", "-fPIC", "-fvisibility=hidden", f"-Wl,--version-script={NATIVE / 'libtaste.map'}")
+SHARED = ("-shared", "-fvisibility=hidden", f"-Wl,--version-script={NATIVE / 'libtaste.map'}")
 
 
 @pytest.fixture(scope="module")

@@ -14,32 +14,39 @@ from benchmarks.instructions import GETSID, by_operator, main
 from cross.compile_kernels import operator_of
 from cross.errors import CorruptInputError
 from cross.target import find_target
-from tests.native_builds import ARM, compile_c
+from cross.toolchain import run_compiler
 
 KERNEL = "taste_conv2d_0123456789ab"
-LOOP = """
-volatile unsigned sink;
+START = """
+__asm__(".globl _start\\n_start: ldr w0, [sp]\\n bl run\\n mov x0, 0\\n mov x8, 93\\n svc 0");
 __attribute__((noinline)) void hot(unsigned n) { while (n--) __asm__ volatile("nop; nop; nop"); }
-static float data[1 << 18];
-int main(int argc, char **argv) {
-    (void)argv;
-    hot(1000u * (unsigned)argc);
+"""
+"""Linux's first instructions of a program: `run(argc)`, then exit(0); no C library."""
+LOOP = """
+float data[1 << 18];
+void run(unsigned argc) {
+    hot(1000u * argc);
     for (unsigned i = 0; i < sizeof data / sizeof *data; i += 16) data[i] += 1;
-    return 0;
 }
 """
-MARKED = """
-#include <unistd.h>
-static __attribute__((noinline)) void hot(unsigned n) { while (n--) __asm__ volatile("nop; nop; nop"); }
-int main(void) {
-    hot(5000);
-    getsid(0);
+MARKED = f"""
+static void mark(void) {{ __asm__ volatile("mov x0, 0; mov x8, {GETSID}; svc 0" ::: "x0", "x8", "memory"); }}
+void run(unsigned argc) {{
+    hot(5000u * argc);
+    mark();
     hot(1000);
-    getsid(0);
+    mark();
     hot(7000);
-    return 0;
-}
+}}
 """
+
+
+def compiled(code: str, folder: Path) -> Path:
+    source, program = folder / "program.c", folder / "program"
+    source.write_text(START + code)
+    flags = ["-O2", "-g0", "-static", "-nostdlib", "-ffreestanding"]
+    run_compiler("aarch64-linux-musl", [*flags, source, "-o", program]).check_returncode()
+    return program
 
 
 def test_blocks_of_one_address_add_up_and_runs_are_subtracted() -> None:
@@ -75,9 +82,7 @@ def test_kernels_are_summed_by_operator() -> None:
 
 @pytest.mark.needs("qemu")
 def test_a_loop_is_counted_to_the_instruction(tmp_path: Path) -> None:
-    source = tmp_path / "loop.c"
-    source.write_text(LOOP)
-    program = compile_c(replace(ARM, flags=("-O2", "-g0", "-static")), [source], tmp_path / "loop")
+    program = compiled(LOOP, tmp_path)
     target, plugin = find_target("rpi4"), build_plugin(tmp_path)
     once, twice = (
         count(target, [str(program), *["more"] * more], plugin, tmp_path / "out", caches=True) for more in (0, 1)
@@ -93,9 +98,7 @@ def test_a_loop_is_counted_to_the_instruction(tmp_path: Path) -> None:
 
 @pytest.mark.needs("qemu")
 def test_only_what_lies_between_two_marks_is_counted(tmp_path: Path) -> None:
-    source = tmp_path / "marked.c"
-    source.write_text(MARKED)
-    program = compile_c(replace(ARM, flags=("-O2", "-g0", "-static")), [source], tmp_path / "marked")
+    program = compiled(MARKED, tmp_path)
     counts = count(find_target("rpi4"), [str(program)], build_plugin(tmp_path), tmp_path / "out", mark=GETSID)
     hot = by_function(counts, read_symbols(program))["hot"]
     assert 4 * 1000 <= hot <= 6 * 1000, "neither the 5,000 rounds before nor the 7,000 after"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from cross.compile_kernels import with_vector_features
 from cross.kernels.convolution import ConvSpec, with_needed_pads
 from cross.kernels.convolution_forward import convolution_forward
 from cross.kernels.convolution_input_gradient import convolution_input_gradient, weight_transpose
-from cross.kernels.convolution_weight_gradient import convolution_weight_gradient
+from cross.kernels.convolution_weight_gradient import SAMPLES_A_PART, convolution_weight_gradient, sums_shape
 from cross.kernels.dense import (
     DenseSpec,
     MatmulSpec,
@@ -31,7 +30,7 @@ from cross.kernels.embedding import EmbeddingSpec, embedding, embedding_gradient
 from cross.kernels.grouped import grouped_forward, grouped_input_gradient, grouped_weight_gradient
 from cross.storage import NO_PADS
 from cross.target import Target, find_target
-from cross.toolchain import compiler
+from cross.toolchain import run_compiler
 from tests.kernel_tensors import HOST, Runner, compile_kernel, empty
 
 CONVOLUTION = with_needed_pads(ConvSpec(32, 32, 16, 16, (3, 3), pads=(1, 1, 1, 1)))
@@ -113,14 +112,18 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(build: Any) -> None:
     forward = build is convolution_forward
     second = spec.weight_storage(HOST) if forward else spec.y_storage(HOST)
     third = spec.y_storage(HOST, NO_PADS) if forward else spec.weight_storage(HOST)
+    batch = SAMPLES_A_PART * HOST.cores + 1
     x, other = (
-        random.standard_normal(empty(storage, 3).shape).astype(np.float32) for storage in (spec.x_storage(HOST), second)
+        random.standard_normal(empty(storage, batch).shape).astype(np.float32)
+        for storage in (spec.x_storage(HOST), second)
     )
+    shape = sums_shape(spec, HOST) if build is convolution_weight_gradient else None
+    sums = [] if shape is None else [np.empty(shape, np.float32)]
     kernel, results = Runner(build(spec, HOST)), []
     configure = tvm.get_global_func("runtime.config_threadpool")
     for threads in (1, 2):
         configure(1, threads)
-        results.append(kernel(x, other, empty(third, 3)))
+        results.append(kernel(x, other, *sums, empty(third, batch)))
     assert np.array_equal(results[0], results[1])
 
 
@@ -129,8 +132,8 @@ def _rvv_assembly(function: Any, target: Target, folder: Path) -> str:
     ir = compile_kernel_of_build("taste_kernel", function, target).mod.inspect_source("ll")
     source, output = folder / "kernel.ll", folder / "kernel.s"
     source.write_text(with_vector_features(ir, target))
-    command = [*compiler(target.zig_static_triple), "-O3", "-Wno-override-module", "-fPIC", "-S", str(source)]
-    subprocess.run([*command, "-o", str(output)], check=True)
+    flags = ["-O3", "-Wno-override-module", "-fPIC", "-S"]
+    run_compiler(target.zig_static_triple, [*flags, source, "-o", output]).check_returncode()
     return output.read_text()
 
 

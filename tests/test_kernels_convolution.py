@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from cross.kernels.convolution_input_gradient import (
     transposed_weight_shape,
     weight_transpose,
 )
-from cross.kernels.convolution_weight_gradient import convolution_weight_gradient
+from cross.kernels.convolution_weight_gradient import SAMPLES_A_PART, convolution_weight_gradient, sums_shape
 from cross.kernels.lane_sums import is_few, suits_lane_sums
 from cross.storage import NO_PADS
 from tests import convolution_reference as reference
@@ -48,9 +49,12 @@ SHAPES = {
     "dilation 3 stride 2": ConvSpec(8, 8, 11, 12, (3, 3), (2, 2), (3, 3, 3, 3), (3, 3)),
     "dilation 2 stride 4": ConvSpec(8, 8, 14, 13, (3, 3), (4, 4), (1, 1, 1, 1), (2, 2)),
     "two groups": ConvSpec(32, 48, 5, 5, (3, 3), pads=(1, 1, 1, 1), groups=2),
+    "more weights than half a cache": ConvSpec(192, 192, 2, 2, (3, 3), pads=(1, 1, 1, 1)),
     "stem 6x6 stride 3": ConvSpec(3, 8, 17, 17, (6, 6), (3, 3), (2, 2, 2, 2)),
 }
 TOLERANCE = 1e-6
+BATCH_OF_PARTS = SAMPLES_A_PART * HOST.cores + 1
+"""Cut into parts of different sizes."""
 
 
 def _random(shape: tuple[int, ...], seed: int) -> np.ndarray:
@@ -63,13 +67,30 @@ def _tensors(spec: ConvSpec, batch: int) -> tuple[np.ndarray, np.ndarray, np.nda
     return x, w, _random((batch, spec.out_channels, spec.out_height, spec.out_width), 3)
 
 
+def weight_gradient_of(spec: ConvSpec) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """(x, dy) -> dw, all canonical."""
+    kernel, shape, w_storage = (
+        Runner(convolution_weight_gradient(spec, HOST)),
+        sums_shape(spec, HOST),
+        spec.weight_storage(HOST),
+    )
+
+    def run(x: np.ndarray, dy: np.ndarray) -> np.ndarray:
+        sums = [] if shape is None else [np.full(shape, np.nan, np.float32)]
+        xs, dys = stored(x, spec.x_storage(HOST)), stored(dy, spec.y_storage(HOST))
+        return canonical(kernel(xs, dys, *sums, empty(w_storage, x.shape[0])), w_storage)
+
+    return run
+
+
 def check(spec: ConvSpec) -> None:
-    """Forward pass and both gradients at batches 1 to 3; whatever is stored outside the tensors must come out zero."""
+    """Forward pass and both gradients at batches 1 to 3, the weight gradient also at one that is cut into parts; whatever is
+    stored outside the tensors must come out zero."""
     assert convolution_class(spec, HOST) == "direct"
     forward = Runner(convolution_forward(spec, HOST))
     transpose = None if suits_lane_sums(spec, HOST) else Runner(weight_transpose(spec, HOST))
     input_gradient = Runner(convolution_input_gradient(spec, HOST))
-    weight_gradient = Runner(convolution_weight_gradient(spec, HOST))
+    weight_gradient = weight_gradient_of(spec)
     x_stored, y_stored = spec.x_storage(HOST), spec.y_storage(HOST)
     x_plain, y_plain, w_storage = (
         spec.x_storage(HOST, NO_PADS),
@@ -84,13 +105,18 @@ def check(spec: ConvSpec) -> None:
         weights = [ws, copy] if transpose is None else [transpose(ws, copy)]
         dx = canonical(input_gradient(stored(dy, y_stored), *weights, empty(x_plain, batch)), x_plain)
         assert relative_error(dx, reference.input_gradient(spec, dy, w)) < TOLERANCE
-        dw = canonical(weight_gradient(stored(x, x_stored), stored(dy, y_stored), empty(w_storage, batch)), w_storage)
-        assert relative_error(dw, reference.weight_gradient(spec, x, dy)) < TOLERANCE
+        assert relative_error(weight_gradient(x, dy), reference.weight_gradient(spec, x, dy)) < TOLERANCE
+    x, _, dy = _tensors(spec, BATCH_OF_PARTS)
+    assert relative_error(weight_gradient(x, dy), reference.weight_gradient(spec, x, dy)) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_kernels_agree_with_numpy(name: str) -> None:
     check(with_needed_pads(SHAPES[name]))
+
+
+def test_weight_gradients_above_are_on_both_sides_of_the_choice() -> None:
+    assert {sums_shape(with_needed_pads(spec), HOST) is None for spec in SHAPES.values()} == {True, False}
 
 
 def test_input_gradients_of_few_pixels_take_the_weight_as_it_is() -> None:

@@ -59,7 +59,7 @@ def test_a_server_that_falls_silent_is_given_up_in_bounded_time(tmp_path: Path, 
         with board, pytest.raises(LinkLostError) as caught:
             OPERATIONS.get(stage, OPERATIONS["exec"])(board, tmp_path)
         # The stages before the silent one take their own time, and a busy machine more.
-        assert time.monotonic() - start < ANSWER_S + 4
+        assert 0.9 * ANSWER_S < time.monotonic() - start < ANSWER_S + 4
     assert caught.value.exit_code == 17 and "no answer from b" in str(caught.value)
 
 

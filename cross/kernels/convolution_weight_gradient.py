@@ -7,18 +7,24 @@ few tasks one kernel row, or one tile of it. It walks over samples and rows in c
 within a chunk each tile keeps `scalars` x `vectors` sums in registers over all pixels, and adds them to dw at its end. Each
 element of dw is summed by one task, in the order of samples, rows and columns.
 
+A small dw makes that read all of x and dy for each part of it, faster than memory gives them. There the samples are cut into a
+part a core, each with a dw of its own, which goes through all of it for each chunk; these are added in the order of parts. The
+number of parts is the target's, whatever the number of threads.
+
 A kernel row and its input channels lie side by side both in x and in dw, (s, i) at s * block + i, so tiles are cut from the
 whole line of them; only with a dilation is each kernel column a line of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
 from tvm.script.ir_builder import tirx as T
 
+from cross.graph import Shape
 from cross.kernels.convolution import ConvSpec
 from cross.kernels.loop_nest import (
     Buffer,
@@ -38,6 +44,9 @@ from cross.kernels.loop_nest import (
 from cross.kernels.tiles import Split, chunk, register_tile, split
 from cross.target import Target
 
+Range = tuple[Expr, int]
+"""(first, count)."""
+
 CHUNK_PIXELS = 192
 """Pixels of a chunk: two blocks of dy and one of x fill about half of a 32 KiB cache at 8 floats a vector."""
 
@@ -50,50 +59,127 @@ UNROLLED_COLUMNS = 8
 ENOUGH_TASKS_A_CORE = 3
 
 
+SAMPLES_A_PART = 4
+"""Smaller batches are not cut into parts: one sample more than in another would be too much of a difference."""
+
+
+def sums_shape(spec: ConvSpec, target: Target) -> Shape | None:
+    """Of the gradients of the parts, [parts, weight storage]; None where there is one: on one core, and where those of all cores
+    would take more than half a second-level cache."""
+    shape = spec.weight_storage(target).shape
+    suits = target.cores > 1 and 2 * target.cores * prod(shape) * 4 <= target.l2_kib * 1024
+    return (target.cores, *shape) if suits else None
+
+
 def convolution_weight_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
-    """PrimFunc(x stored with `spec.x_pads`, dy stored with `spec.y_pads`, dw in weight storage).
+    """PrimFunc(x stored with `spec.x_pads`, dy stored with `spec.y_pads`, [sums of `sums_shape`], dw in weight storage).
 
     x_pads must be at least `forward_pads(spec)`; of dy only the interior is read. Filled-up channels come out zero."""
     with write_kernel("convolution_weight_gradient") as kernel:
         x, dy = (
             kernel.tensor(name, s.shape) for name, s in (("x", spec.x_storage(target)), ("dy", spec.y_storage(target)))
         )
+        shape = sums_shape(spec, target)
+        sums = None if shape is None else kernel.tensor("sums", shape)
         dw = kernel.tensor("dw", spec.weight_storage(target).shape)
-        write_weight_gradient(spec, target, kernel.batch, (x, dy, dw))
+        if shape is None:
+            write_weight_gradient(spec, target, kernel.batch, (x, dy, dw))
+        else:
+            with T.If(kernel.batch < SAMPLES_A_PART * shape[0]):
+                with T.Then():
+                    write_weight_gradient(spec, target, kernel.batch, (x, dy, dw))
+                with T.Else():
+                    _write_parts(spec, target, kernel.batch, (x, dy, sums, dw))
     return kernel.function
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How dw is cut: into tiles of blocks of output channels, and a kernel row of an input block into tiles of its lines."""
+
+    blocks: Split
+    line: Split
+    dw_shape: tuple[int, ...]
+    """[O blocks, C blocks of a group, R, lines, line, v]."""
+
+
+def _cut(spec: ConvSpec, target: Target) -> _Cut:
+    out_blocks, in_blocks, kernel_rows, kernel_columns, depth, width = spec.weight_storage(target).shape
+    lines = 1 if spec.dilations[1] == 1 else kernel_columns
+    line = kernel_columns * depth // lines
+    scalars, vectors = register_tile(target, ((line, lines),), out_blocks // spec.groups)
+    shape = (out_blocks, in_blocks, kernel_rows, lines, line, width)
+    return _Cut(split(out_blocks // spec.groups, vectors), split(line, scalars), shape)
+
+
+def _flat_rows(spec: ConvSpec, target: Target, batch: Expr, x: Buffer) -> Buffer:
+    """x as [N, C blocks, rows, columns * channels]."""
+    shape = spec.x_storage(target).shape
+    return view(x, batch, *shape[1:3], shape[3] * shape[4])
+
+
+def _write_parts(spec: ConvSpec, target: Target, batch: Expr, tensors: tuple[Buffer, Buffer, Buffer, Buffer]) -> None:
+    """The nest over (x, dy, sums, dw): a task a part, then the sums of all."""
+    x, dy, sums, dw = tensors
+    cut, parts = _cut(spec, target), int(sums.shape[0])
+    out_blocks, in_blocks, kernel_rows, lines, line, width = cut.dw_shape
+    x = _flat_rows(spec, target, batch, x)
+    each = view(sums, parts * out_blocks, *cut.dw_shape[1:])
+    share = settle((batch + (parts - 1)) // parts)
+    with T.parallel(parts) as part:
+        begin = settle(part * share)
+        end = settle(T.min(batch, begin + share))
+        with _chunks(spec, begin, end) as (samples, rows), T.serial(spec.groups) as group:
+            for size, _, count, first_block in cut.blocks.parts:
+                with T.serial(count) as tile:
+                    block = settle(group * cut.blocks.total + first_block + tile * size)
+                    first_sum = settle(part * out_blocks + block)
+                    nest = _Nest(spec, x, dy, each, begin, group * in_blocks, block, first_sum, size, cut.line)
+                    nest.tiles((0, in_blocks), (0, kernel_rows), (0, cut.line.count), samples, rows)
+    vectors = in_blocks * kernel_rows * lines * line
+    each, dw = view(sums, parts, out_blocks, vectors, width), view(dw, out_blocks, vectors, width)
+    with T.parallel(out_blocks) as task, T.serial(vectors) as item:
+        total, lane = local(width), lanes(0, width)
+        store(total, (lane,), each[0, task, item, lane])
+        with T.serial((batch + (share - 1)) // share - 1) as other:
+            add_to(total, (lane,), each[other + 1, task, item, lane])
+        store(dw, (task, item, lane), total[lane])
+
+
+@contextmanager
+def _chunks(spec: ConvSpec, begin: Expr, end: Expr) -> Iterator[tuple[Range, Range]]:
+    """A loop over chunks of the samples from `begin` to `end`: (samples, rows) of each."""
+    most = max(1, CHUNK_PIXELS // (spec.out_height * spec.out_width))
+    height = chunk(spec.out_height, CHUNK_PIXELS // spec.out_width)
+    sample_chunks, row_chunks = (end - begin + (most - 1)) // most, -(-spec.out_height // height)
+    with T.serial(sample_chunks) as sample_chunk, T.serial(row_chunks) as row_chunk:
+        sample, row = settle(begin + sample_chunk * most), settle(row_chunk * height)
+        samples = settle(T.min(end - sample, most)) if most > 1 else 1
+        rows = settle(T.min(spec.out_height - row, height)) if spec.out_height % height else height
+        yield (sample, samples), (row, rows)
 
 
 def write_weight_gradient(spec: ConvSpec, target: Target, batch: Expr, tensors: tuple[Buffer, Buffer, Buffer]) -> None:
     """The nest over (x, dy, dw), into the kernel that is being written."""
     x, dy, dw = tensors
-    out_blocks, in_blocks, kernel_rows, kernel_columns, depth, width = spec.weight_storage(target).shape
-    lines = 1 if spec.dilations[1] == 1 else kernel_columns
-    line = kernel_columns * depth // lines
-    scalars, vectors = register_tile(target, ((line, lines),), out_blocks // spec.groups)
-    blocks, cut = split(out_blocks // spec.groups, vectors), split(line, scalars)
-    shares = _shares(
-        target, spec.groups * blocks.count, in_blocks, kernel_rows, cut.count, line * lines * vectors * width * 4
-    )
-    x_shape = spec.x_storage(target).shape
-    x = view(x, batch, *x_shape[1:3], x_shape[3] * depth)
-    dw = view(dw, out_blocks, in_blocks, kernel_rows, lines, line, width)
+    cut = _cut(spec, target)
+    blocks, (_, in_blocks, kernel_rows, lines, line, width) = cut.blocks, cut.dw_shape
+    row_bytes = line * lines * blocks.big * width * 4
+    shares = _shares(target, spec.groups * blocks.count, in_blocks, kernel_rows, cut.line.count, row_bytes)
+    x, dw = _flat_rows(spec, target, batch, x), view(dw, *cut.dw_shape)
     with T.parallel(prod(shares)) as task:
         place = [settle(task // prod(shares[axis + 1 :]) % extent) for axis, extent in enumerate(shares)]
         group, block_tile = settle(place[0] // blocks.count), settle(place[0] % blocks.count)
         for size, first, count, first_block in blocks.parts:
             with when(T.And(block_tile >= first, block_tile < first + count)):
                 block = settle(group * blocks.total + first_block + (block_tile - first) * size)
-                nest = _Nest(spec, x, dy, dw, batch, settle(group * in_blocks), block, size, cut, depth)
-                nest.part(
-                    *(
-                        _range(place[axis], shares[axis], shape)
-                        for axis, shape in ((1, in_blocks), (2, kernel_rows), (3, cut.count))
-                    )
+                nest = _Nest(spec, x, dy, dw, 0, settle(group * in_blocks), block, block, size, cut.line)
+                inputs, kernel_part, tiles = (
+                    _range(place[axis], shares[axis], shape)
+                    for axis, shape in ((1, in_blocks), (2, kernel_rows), (3, cut.line.count))
                 )
-
-
-Range = tuple[Expr, int]
-"""(first, count)."""
+                with _chunks(spec, 0, batch) as (samples, rows):
+                    nest.tiles(inputs, kernel_part, tiles, samples, rows)
 
 
 def _shares(
@@ -121,54 +207,40 @@ def _range(place: Expr, share: int, extent: int) -> Range:
 
 @dataclass(frozen=True)
 class _Nest:
-    """The body of one task, written once for each size of tile. x is [N, C blocks, rows, columns * channels], dw is
-    [O blocks, C blocks of a group, R, lines, line, v]."""
+    """A tile of output blocks, written once for each size of tile. x is [N, C blocks, rows, columns * channels], dw is
+    [O blocks, C blocks of a group, R, lines, line, v]. `begin`: the first sample; its first chunk sets dw, others add to it."""
 
     spec: ConvSpec
     x: Buffer
     dy: Buffer
     dw: Buffer
-    batch: Expr
+    begin: Expr
     first_x_block: Expr
     block: Expr
+    dw_block: Expr
     vectors: int
     cut: Split
-    depth: int
 
     @property
     def width(self) -> int:
         return int(self.dw.shape[-1])
 
     @property
-    def lines(self) -> int:
-        return int(self.dw.shape[3])
+    def depth(self) -> int:
+        """Channels of a block of x."""
+        return int(self.dw.shape[4]) * int(self.dw.shape[3]) // self.spec.kernel[1]
 
-    def part(self, inputs: Range, rows: Range, tiles: Range) -> None:
-        """This task's part of dw: ranges of input blocks, kernel rows and tiles of a line."""
-        spec = self.spec
-        samples = max(1, CHUNK_PIXELS // (spec.out_height * spec.out_width))
-        height = chunk(spec.out_height, CHUNK_PIXELS // spec.out_width)
-        sample_chunks, row_chunks = (self.batch + (samples - 1)) // samples, -(-spec.out_height // height)
-        with T.serial(sample_chunks) as sample_chunk, T.serial(row_chunks) as row_chunk:
-            sample, row = settle(sample_chunk * samples), settle(row_chunk * height)
-            sample_count = settle(T.min(self.batch - sample, samples)) if samples > 1 else 1
-            row_count = settle(T.min(spec.out_height - row, height)) if spec.out_height % height else height
-
-            def add(place: tuple[Expr, ...], scalars: int) -> None:
-                self._add(place, scalars, (sample, sample_count), (row, row_count))
-
-            self._tiles(inputs, rows, tiles, add)
-
-    def _tiles(self, inputs: Range, rows: Range, tiles: Range, body: Callable[[tuple[Expr, ...], int], None]) -> None:
-        """`body((input block, kernel row, line, first of the line), scalars)` for every tile of the part."""
-        with T.grid(inputs[1], rows[1], self.lines) as (c, r, line):
+    def tiles(self, inputs: Range, kernel_rows: Range, tiles: Range, samples: Range, rows: Range) -> None:
+        """One chunk's products with every tile of a part of dw: ranges of input blocks, kernel rows and tiles of a line."""
+        with T.grid(inputs[1], kernel_rows[1], int(self.dw.shape[3])) as (c, r, line):
             for size, first, count, first_item in self.cut.parts:
                 if tiles[1] == self.cut.count:
                     begin, end = first, first + count
                 else:
                     begin, end = T.max(first, tiles[0]), T.min(first + count, tiles[0] + tiles[1])
                 with T.serial(begin, end) as tile:
-                    body((inputs[0] + c, rows[0] + r, line, first_item + (tile - first) * size), size)
+                    place = inputs[0] + c, kernel_rows[0] + r, line, first_item + (tile - first) * size
+                    self._add(place, size, samples, rows)
 
     def _add(self, place: tuple[Expr, ...], scalars: int, samples: Range, rows: Range) -> None:
         """Add one chunk's products to `scalars` items of a line; the first chunk sets them."""
@@ -176,10 +248,10 @@ class _Nest:
         first, lane = settle(first), lanes(0, self.width)
         sums = [local(self.vectors, self.width) for _ in range(scalars)]
         every = [(i, k) for i in range(scalars) for k in range(self.vectors)]
-        with T.If(T.Or(samples[0] > 0, rows[0] > 0)):
+        with T.If(T.Or(samples[0] > self.begin, rows[0] > 0)):
             with T.Then():
                 for i, k in every:
-                    store(sums[i], (k, lane), self.dw[self.block + k, c, r, line, first + i, lane])
+                    store(sums[i], (k, lane), self.dw[self.dw_block + k, c, r, line, first + i, lane])
             with T.Else():
                 for i, k in every:
                     store(sums[i], (k, lane), zeros(self.width))
@@ -193,7 +265,7 @@ class _Nest:
             for column in range(whole * unrolled, self.spec.out_width):
                 self._pixel(sums, (c, r, line, first), (*pixel, column))
         for i, k in every:
-            store(self.dw, (self.block + k, c, r, line, first + i, lane), sums[i][k, lane])
+            store(self.dw, (self.dw_block + k, c, r, line, first + i, lane), sums[i][k, lane])
 
     def _pixel(self, sums: list[Buffer], place: tuple[Expr, ...], pixel: tuple[Expr, Expr, Expr]) -> None:
         spec, (c, r, line, first), (n, h, w) = self.spec, place, pixel

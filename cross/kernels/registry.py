@@ -22,7 +22,7 @@ from cross.kernels.convolution_input_gradient import (
     transposed_weight_shape,
     weight_transpose,
 )
-from cross.kernels.convolution_weight_gradient import convolution_weight_gradient
+from cross.kernels.convolution_weight_gradient import convolution_weight_gradient, sums_shape
 from cross.kernels.lane_sums import suits_lane_sums
 from cross.kernels.winograd import suits_winograd
 from cross.kernels.winograd_correlation import (
@@ -192,13 +192,24 @@ def _conv2d_weight_gradient(site: Site) -> list[SiteCall]:
     spec, target = _spec(site), site.target
     if _takes_winograd(site) and has_work_for_all_cores(spec, target):
         return _winograd_weight_gradient(site, spec)
-    builders = {
-        "direct": convolution_weight_gradient,
-        "depthwise": depthwise.depthwise_weight_gradient,
-        "grouped": grouped.grouped_weight_gradient,
-    }
-    build = builders[conv.convolution_class(spec, target)]
-    return [_convolution_call(site, spec, lambda: build(spec, target))]
+    kind = conv.convolution_class(spec, target)
+    if kind != "direct":
+        build = depthwise.depthwise_weight_gradient if kind == "depthwise" else grouped.grouped_weight_gradient
+        return [_convolution_call(site, spec, lambda: build(spec, target))]
+    shape = sums_shape(spec, target)
+    if shape is None:
+        return [_convolution_call(site, spec, lambda: convolution_weight_gradient(spec, target))]
+    sums = f"{site.node.outputs[0]}:sums"
+    return [
+        SiteCall(
+            site.node.op,
+            (spec, target.name),
+            lambda: convolution_weight_gradient(spec, target),
+            (*site.node.inputs, sums, *site.node.outputs),
+            (0, conv.flops(spec)),
+            {sums: _row_major(shape)},
+        )
+    ]
 
 
 def _conv2d_input_gradient(site: Site) -> list[SiteCall]:

@@ -27,7 +27,7 @@ help:
 	@echo 'make check        format, lint and types'
 	@echo 'make test         all tests but the groups below; installs what they need'
 	@echo 'make test-faults  fault loops'
-	@echo 'make test-boards  emulated boards and real SSH servers'
+	@echo 'make test-boards  emulated boards, real SSH servers, the Dockerfiles'
 	@echo 'make acceptance   long runs; recorded in build/acceptance.xml, not gating'
 	@echo 'make bench        our throughput against PyTorch, as it comes and tuned, on this machine'
 	@echo 'make peers        ONNX Runtime training and JAX for make bench, each in an environment of its own under build/peers'

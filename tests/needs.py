@@ -17,6 +17,16 @@ from pathlib import Path
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's dataset-fashion-mnist puts its four IDX files."""
 
+IMAGE_MEMORY = 8 << 30
+"""Bytes that the layers of tests/test_dockerfiles.py may take."""
+
+_OVERLAY = """
+set -e
+mount -t tmpfs none /tmp
+mkdir /tmp/lower /tmp/upper /tmp/work /tmp/merged
+mount -t overlay -o lowerdir=/tmp/lower,upperdir=/tmp/upper,workdir=/tmp/work none /tmp/merged
+"""
+
 Probe = Callable[[], str | None]
 
 
@@ -81,7 +91,18 @@ def _boards() -> str | None:
 def _buildah() -> str | None:
     if os.geteuid() != 0:
         return "images are built as root"
-    return _programs("buildah", "mmdebstrap", package="buildah and mmdebstrap")()
+    packages = {"buildah": "buildah", "mmdebstrap": "mmdebstrap", "unshare": "util-linux", "nsenter": "util-linux"}
+    missing = [package for program, package in packages.items() if not shutil.which(program)]
+    if missing:
+        return f"install {', '.join(missing)}"
+    free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:"))
+    if int(free.split()[1]) << 10 < IMAGE_MEMORY:
+        return (
+            f"images are built in memory, in {IMAGE_MEMORY >> 30} GiB of it, and {int(free.split()[1]) >> 20} are free"
+        )
+    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", _OVERLAY]
+    tried = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
+    return " ".join(f"root may mount no overlay here: {tried.stderr}".split()) if tried.returncode else None
 
 
 def _debian_roots() -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if unknown:
         raise pytest.UsageError(f"TASTE_REQUIRE lists unknown needs {unknown}. Known: {', '.join(sorted(NEEDS))}.")
     config.stash[_REQUIRED] = required
+    # A background process of a shell ignores SIGINT, and would hand that on to every program that a test interrupts.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _needs_of(item: pytest.Item) -> list[str]:

@@ -64,8 +64,5 @@ def write_build(folder: Path, text: str = "first", *, info_exit: int = 0, weight
     return folder
 
 
-INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-"""Begins a script that a test interrupts: a shell's background job ignores SIGINT, and hands that down."""
-
 FILES = ("taste-train", "manifest.json", "weights.safetensors")
 """What a deployment with weights sends."""

@@ -31,7 +31,7 @@ from host_control.boards.bench import bench_arguments, bench_limit_s, read_bench
 from host_control.boards.detached import DetachedRun
 from host_control.boards.local import LocalConnection
 from host_control.connection import RunResult, shell_line
-from tests.fake_program import INTERRUPTIBLE, write_build
+from tests.fake_program import write_build
 from tests.tiny_elf import write_aarch64_program
 
 
@@ -139,7 +139,7 @@ def test_a_hung_program_is_stopped_and_told(board: DeployedBoard, tmp_path: Path
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_running_when_the_host_is_interrupted_or_killed(tmp_path: Path, ending: signal.Signals) -> None:
     build, folder = write_build(tmp_path / "build"), tmp_path / "board"
-    script = INTERRUPTIBLE + (
+    script = (
         "import sys; from pathlib import Path; from host_control.boards import open_board\n"
         "from host_control.board import OperatingPoint\n"
         "with open_board('local', remote_dir=sys.argv[2]) as board:\n"

@@ -60,7 +60,7 @@ def trained(name: str, seed: int, program: list[str], folder: Path) -> dict[str,
     return load_file(folder / "trained")
 
 
-@pytest.mark.needs("torch", "boards")
+@pytest.mark.needs("torch", "zig")
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["resnet8", pytest.param("resnet18", marks=pytest.mark.acceptance)])
 def test_trajectory_drifts_no_more_than_pytorch(

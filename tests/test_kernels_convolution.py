@@ -18,6 +18,7 @@ from cross.kernels.convolution_input_gradient import (
 from cross.kernels.convolution_weight_gradient import SAMPLES_A_PART, convolution_weight_gradient, sums_shape
 from cross.kernels.lane_sums import is_few, suits_lane_sums
 from cross.storage import NO_PADS
+from cross.target import Target
 from tests import convolution_reference as reference
 from tests.kernel_tensors import HOST, Runner, canonical, empty, relative_error, stored
 
@@ -67,17 +68,14 @@ def _tensors(spec: ConvSpec, batch: int) -> tuple[np.ndarray, np.ndarray, np.nda
     return x, w, _random((batch, spec.out_channels, spec.out_height, spec.out_width), 3)
 
 
-def weight_gradient_of(spec: ConvSpec) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def weight_gradient_of(spec: ConvSpec, target: Target = HOST) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """(x, dy) -> dw, all canonical."""
-    kernel, shape, w_storage = (
-        Runner(convolution_weight_gradient(spec, HOST)),
-        sums_shape(spec, HOST),
-        spec.weight_storage(HOST),
-    )
+    kernel, w_storage = Runner(convolution_weight_gradient(spec, target)), spec.weight_storage(target)
+    shape = sums_shape(spec, target)
 
     def run(x: np.ndarray, dy: np.ndarray) -> np.ndarray:
         sums = [] if shape is None else [np.full(shape, np.nan, np.float32)]
-        xs, dys = stored(x, spec.x_storage(HOST)), stored(dy, spec.y_storage(HOST))
+        xs, dys = stored(x, spec.x_storage(target)), stored(dy, spec.y_storage(target))
         return canonical(kernel(xs, dys, *sums, empty(w_storage, x.shape[0])), w_storage)
 
     return run
@@ -117,6 +115,14 @@ def test_kernels_agree_with_numpy(name: str) -> None:
 
 def test_weight_gradients_above_are_on_both_sides_of_the_choice() -> None:
     assert {sums_shape(with_needed_pads(spec), HOST) is None for spec in SHAPES.values()} == {True, False}
+
+
+def test_some_of_many_parts_may_have_no_samples() -> None:
+    """33 samples are 6 parts of 5 and one of 3."""
+    spec, target = with_needed_pads(SHAPES["3x3 stride 2"]), replace(HOST, cores=8)
+    assert sums_shape(spec, target) == (8, *spec.weight_storage(target).shape)
+    x, _, dy = _tensors(spec, 33)
+    assert relative_error(weight_gradient_of(spec, target)(x, dy), reference.weight_gradient(spec, x, dy)) < TOLERANCE
 
 
 def test_input_gradients_of_few_pixels_take_the_weight_as_it_is() -> None:

@@ -27,7 +27,7 @@ from host_control.board import OperatingPoint
 from host_control.boards import BenchSettings, DeployedBoard, open_board
 from host_control.boards.runs import list_runs
 from host_control.ssh import Connection
-from tests.fake_program import FILES, INTERRUPTIBLE, write_build
+from tests.fake_program import FILES, write_build
 from tests.ports import listeners_of
 from tests.sshd.client import connect
 from tests.sshd.server import ALIAS, Sshd
@@ -186,7 +186,7 @@ def test_a_link_cut_during_an_upload_leaves_the_old_deployment(
 
 def measure_in_another_process(build: Path, folder: Path, sshd: Sshd) -> subprocess.Popen[bytes]:
     """A host that deploys and begins a measurement which never ends by itself."""
-    script = INTERRUPTIBLE + (
+    script = (
         "import sys; from pathlib import Path; from host_control.boards import open_board\n"
         "from host_control.board import OperatingPoint\n"
         f"with open_board({ALIAS!r}, remote_dir=sys.argv[2], ssh_config=Path(sys.argv[3])) as board:\n"

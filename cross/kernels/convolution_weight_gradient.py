@@ -128,7 +128,7 @@ def _write_parts(spec: ConvSpec, target: Target, batch: Expr, tensors: tuple[Buf
     share = settle((batch + (parts - 1)) // parts)
     with T.parallel(parts) as part:
         begin = settle(part * share)
-        end = settle(T.min(batch, begin + share))
+        end = settle(T.max(begin, T.min(batch, begin + share)))
         with _chunks(spec, begin, end) as (samples, rows), T.serial(spec.groups) as group:
             for size, _, count, first_block in cut.blocks.parts:
                 with T.serial(count) as tile:

@@ -51,7 +51,7 @@ test-faults: $(TESTING) $(DEBIAN)
 	$(PYTEST) -m 'faults and not acceptance' $(ARGS)
 
 test-boards: $(TESTING) $(DEBIAN)
-	$(PYTEST) -m 'boards and not acceptance' $(ARGS)
+	$(PYTEST) -n 2 --dist loadgroup -m 'boards and not acceptance' $(ARGS)
 
 acceptance: $(TESTING) $(DEBIAN)
 	$(PYTEST) -m acceptance --junitxml=build/acceptance.xml $(ARGS)

@@ -52,6 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid} needs unknown {unknown}. Known: {', '.join(sorted(NEEDS))}.")
         if not _BOARD_NEEDS.isdisjoint(names):
             item.add_marker(pytest.mark.boards)
+            # Side by side: images are built while boards, which share their names and their memory, come one after the other.
+            item.add_marker(pytest.mark.xdist_group("images" if "buildah" in names else "boards"))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -14,6 +14,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
+
 FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's dataset-fashion-mnist puts its four IDX files."""
 
@@ -88,18 +90,21 @@ def _boards() -> str | None:
     return NEEDS["qemu"]() or _sshd()
 
 
+def _packages(by_program: Mapping[str, str]) -> str | None:
+    """Those to install, of programs that are not here."""
+    missing = [package for program, package in by_program.items() if not shutil.which(program)]
+    return f"install {', '.join(missing)}" if missing else None
+
+
 def _buildah() -> str | None:
     if os.geteuid() != 0:
         return "images are built as root"
     packages = {"buildah": "buildah", "mmdebstrap": "mmdebstrap", "unshare": "util-linux", "nsenter": "util-linux"}
-    missing = [package for program, package in packages.items() if not shutil.which(program)]
-    if missing:
-        return f"install {', '.join(missing)}"
-    free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable:"))
-    if int(free.split()[1]) << 10 < IMAGE_MEMORY:
-        return (
-            f"images are built in memory, in {IMAGE_MEMORY >> 30} GiB of it, and {int(free.split()[1]) >> 20} are free"
-        )
+    if missing := _packages(packages):
+        return missing
+    free = psutil.virtual_memory().available
+    if free < IMAGE_MEMORY:
+        return f"images are built in memory, in {IMAGE_MEMORY >> 30} GiB of it, and {free >> 30} are free"
     command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", _OVERLAY]
     tried = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
     return " ".join(f"root may mount no overlay here: {tried.stderr}".split()) if tried.returncode else None
@@ -108,9 +113,7 @@ def _buildah() -> str | None:
 def _debian_roots() -> str | None:
     if os.geteuid() != 0:
         return "roots are unpacked and entered as root"
-    packages = {"mmdebstrap": "mmdebstrap", "qemu-aarch64-static": "qemu-user-static", "unshare": "util-linux"}
-    missing = [package for program, package in packages.items() if not shutil.which(program)]
-    return f"install {', '.join(missing)}" if missing else None
+    return _packages({"mmdebstrap": "mmdebstrap", "qemu-aarch64-static": "qemu-user-static", "unshare": "util-linux"})
 
 
 def _emulated(board: str, *, cpufreq: bool = False) -> Probe:

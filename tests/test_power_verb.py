@@ -74,6 +74,28 @@ def measured(build: Path, out: Path, *words: object) -> tuple[object, ...]:
     return (*fixed, "--out", out, *words)
 
 
+def check_selections(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`select` from the table in tmp_path/table, under a limit that some points keep and one that none keeps."""
+    code, lines, err = power(
+        capsys, "select", "--table", tmp_path / "table", "--limit-watts", 4, "--out", tmp_path / "s"
+    )
+    assert code == 0 and lines[-1]["choice"]["frequency_khz"] == 1_000_000
+    # The clock of the tree changes nothing on this machine, so the best of all is whatever noise made it.
+    assert lines[-1]["exhaustive"]["relative_time"] <= 1 and lines[-1]["pareto"]
+    assert lines[-1]["baseline1"]["batch_size"] == 16 and lines[-1]["choice"]["relative_time"] == 1
+    code, text, _ = power(
+        capsys, "select", "--table", tmp_path / "table", "--limit-watts", 4, "--out", tmp_path / "s2", lines=False
+    )
+    assert code == 0 and "(estimated)" in "\n".join(text) and "no --relation" in text[0]
+    code, _, err = power(
+        capsys, "select", "--table", tmp_path / "table", "--limit-watts", 2, "--out", tmp_path / "none"
+    )
+    assert code == 24 and err.startswith(
+        "error: no operating point is below 2 W: the lowest power seen (estimated) is 2.40 W"
+    )
+    assert err.count("\n") == 1 and not (tmp_path / "none").exists()
+
+
 def test_measure_select_and_train_under_a_limit(
     build: Path,
     board: Path,
@@ -98,24 +120,7 @@ def test_measure_select_and_train_under_a_limit(
     assert len(rows) == 8 and all(row["source"] == "model (estimated)" for row in rows)
     assert (tmp_path / "table/pareto.png").read_bytes().startswith(b"\x89PNG")
 
-    code, lines, err = power(
-        capsys, "select", "--table", tmp_path / "table", "--limit-watts", 4, "--out", tmp_path / "s"
-    )
-    assert code == 0 and lines[-1]["choice"]["frequency_khz"] == 1_000_000
-    # The clock of the tree changes nothing on this machine, so the best of all is whatever noise made it.
-    assert lines[-1]["exhaustive"]["relative_time"] <= 1 and lines[-1]["pareto"]
-    assert lines[-1]["baseline1"]["batch_size"] == 16 and lines[-1]["choice"]["relative_time"] == 1
-    code, text, _ = power(
-        capsys, "select", "--table", tmp_path / "table", "--limit-watts", 4, "--out", tmp_path / "s2", lines=False
-    )
-    assert code == 0 and "(estimated)" in "\n".join(text) and "no --relation" in text[0]
-    code, _, err = power(
-        capsys, "select", "--table", tmp_path / "table", "--limit-watts", 2, "--out", tmp_path / "none"
-    )
-    assert code == 24 and err.startswith(
-        "error: no operating point is below 2 W: the lowest power seen (estimated) is 2.40 W"
-    )
-    assert err.count("\n") == 1 and not (tmp_path / "none").exists()
+    check_selections(tmp_path, capsys)
 
     limit, show = tmp_path / "limit", TrainView.show
     limit.write_text("10")

@@ -41,7 +41,7 @@ from cross.kernels.loop_nest import (
     write_kernel,
     zeros,
 )
-from cross.kernels.tiles import Split, chunk, register_tile, split
+from cross.kernels.tiles import Split, chunk, parts_of_sums, register_tile, split
 from cross.target import Target
 
 Range = tuple[Expr, int]
@@ -58,17 +58,15 @@ UNROLLED_COLUMNS = 8
 
 ENOUGH_TASKS_A_CORE = 3
 
-
 SAMPLES_A_PART = 4
 """Smaller batches are not cut into parts: one sample more than in another would be too much of a difference."""
 
 
 def sums_shape(spec: ConvSpec, target: Target) -> Shape | None:
-    """Of the gradients of the parts, [parts, weight storage]; None where there is one: on one core, and where those of all cores
-    would take more than half a second-level cache."""
+    """Of the gradients of the parts, [parts, weight storage]; None where there is one."""
     shape = spec.weight_storage(target).shape
-    suits = target.cores > 1 and 2 * target.cores * prod(shape) * 4 <= target.l2_kib * 1024
-    return (target.cores, *shape) if suits else None
+    parts = parts_of_sums(target, prod(shape) * 4)
+    return (parts, *shape) if parts > 1 else None
 
 
 def convolution_weight_gradient(spec: ConvSpec, target: Target) -> PrimFunc:

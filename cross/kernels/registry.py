@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from cross.expression import arg
@@ -197,19 +198,8 @@ def _conv2d_weight_gradient(site: Site) -> list[SiteCall]:
         build = depthwise.depthwise_weight_gradient if kind == "depthwise" else grouped.grouped_weight_gradient
         return [_convolution_call(site, spec, lambda: build(spec, target))]
     shape = sums_shape(spec, target)
-    if shape is None:
-        return [_convolution_call(site, spec, lambda: convolution_weight_gradient(spec, target))]
-    sums = f"{site.node.outputs[0]}:sums"
-    return [
-        SiteCall(
-            site.node.op,
-            (spec, target.name),
-            lambda: convolution_weight_gradient(spec, target),
-            (*site.node.inputs, sums, *site.node.outputs),
-            (0, conv.flops(spec)),
-            {sums: _row_major(shape)},
-        )
-    ]
+    sums = {} if shape is None else {f"{site.node.outputs[0]}:sums": shape}
+    return [_convolution_call(site, spec, lambda: convolution_weight_gradient(spec, target), sums)]
 
 
 def _conv2d_input_gradient(site: Site) -> list[SiteCall]:
@@ -275,19 +265,11 @@ def _winograd_correlation(
 
 
 def _winograd_weight_gradient(site: Site, spec: conv.ConvSpec) -> list[SiteCall]:
-    target, (x, dy), (dw,) = site.target, site.node.inputs, site.node.outputs
-    shapes = weight_gradient_chunk_shapes(spec, target)
-    chunks = (f"{dw}:x_chunk", f"{dw}:dy_chunk", f"{dw}:sums")[: len(shapes)]
-    return [
-        SiteCall(
-            "winograd_weight_gradient",
-            (spec, target.name),
-            lambda: winograd_weight_gradient(spec, target),
-            (x, dy, *chunks, dw),
-            (0, conv.flops(spec)),
-            {name: _row_major(shape) for name, shape in zip(chunks, shapes, strict=True)},
-        )
-    ]
+    shapes, (dw,) = weight_gradient_chunk_shapes(spec, site.target), site.node.outputs
+    # The sums are there where there are several parts.
+    chunks = dict(zip((f"{dw}:x_chunk", f"{dw}:dy_chunk", f"{dw}:sums"), shapes, strict=False))
+    build = partial(winograd_weight_gradient, spec, site.target)
+    return [_convolution_call(site, spec, build, chunks, "winograd_weight_gradient")]
 
 
 def _row_major(shape: tuple[int, ...]) -> Storage:
@@ -304,9 +286,18 @@ def _spec(site: Site) -> conv.ConvSpec:
     return site.spec
 
 
-def _convolution_call(site: Site, spec: conv.ConvSpec, build: Callable[[], Any]) -> SiteCall:
-    node = site.node
-    return SiteCall(node.op, (spec, site.target.name), build, (*node.inputs, *node.outputs), (0, conv.flops(spec)))
+def _convolution_call(
+    site: Site,
+    spec: conv.ConvSpec,
+    build: Callable[[], Any],
+    shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    op: str = "",
+) -> SiteCall:
+    """A kernel over the node's inputs, temporaries of these physical `shapes`, by name, and the node's outputs. `op`: where the
+    kernel is called otherwise than the node."""
+    node, temporaries = site.node, {name: _row_major(shape) for name, shape in shapes.items()}
+    arguments = (*node.inputs, *temporaries, *node.outputs)
+    return SiteCall(op or node.op, (spec, site.target.name), build, arguments, (0, conv.flops(spec)), temporaries)
 
 
 def _dense_shape(site: Site, x: TensorType, weight: TensorType) -> tuple[int, int, int]:

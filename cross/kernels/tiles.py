@@ -51,6 +51,12 @@ def chunk(total: int, most: int) -> int:
     return -(-total // -(-total // max(1, min(most, total))))
 
 
+def parts_of_sums(target: Target, sums_bytes: int) -> int:
+    """Into how many parts work is cut that each sum up on their own: one a core, or 1 where the sums of all parts would take more
+    than half a second-level cache."""
+    return target.cores if 2 * target.cores * sums_bytes <= target.l2_kib * 1024 else 1
+
+
 def registers_a_vector(target: Target) -> int:
     """Registers that one channel block fills: 1, or 4 on a core without vectors."""
     return target.channel_block // target.vector_floats

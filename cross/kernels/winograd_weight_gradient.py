@@ -33,7 +33,7 @@ from cross.kernels.loop_nest import (
     write_kernel,
     zeros,
 )
-from cross.kernels.tiles import register_tile, split
+from cross.kernels.tiles import parts_of_sums, register_tile, split
 from cross.kernels.winograd import (
     GROUP,
     PAIR,
@@ -75,11 +75,9 @@ def has_work_for_all_cores(spec: ConvSpec, target: Target) -> bool:
 
 
 def parts_of(spec: ConvSpec, target: Target) -> int:
-    """Into how many parts the tiles of a batch are cut; 1 where the sums of all parts would take more than half a second-level
-    cache, or a sample has less than a group of tiles a part."""
-    sums_bytes = PLACES * spec.in_channels * spec.out_channels * 4
-    suits = 2 * target.cores * sums_bytes <= target.l2_kib * 1024
-    return target.cores if suits and output_tiles(spec).count >= target.cores * GROUP else 1
+    """Into how many parts the tiles of a batch are cut; 1 also where a sample has less than a group of tiles a part."""
+    parts = parts_of_sums(target, PLACES * spec.in_channels * spec.out_channels * 4)
+    return parts if output_tiles(spec).count >= parts * GROUP else 1
 
 
 def weight_gradient_chunk_shapes(spec: ConvSpec, target: Target) -> tuple[Shape, ...]:

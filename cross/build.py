@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cross.assign_storage import assign_storage
+from cross.choose_winograd import choose_winograd
 from cross.compile_kernels import compile_kernels
 from cross.errors import FileError, NoSpaceError
 from cross.fuse_updates import fuse_updates
@@ -121,7 +122,8 @@ def _lowered(model: Model, target: Target, options: BuildOptions) -> tuple[Kerne
         bn_policy=options.bn_policy,
         recomputation=options.recomputation,
     )
-    kernels = fuse_updates(lower(assign_storage(graph, target), target, options.lean))
+    stored = assign_storage(graph, target)
+    kernels = fuse_updates(lower(stored, target, choose_winograd(stored, target) if options.lean else None))
     return kernels, plan_memory(kernels)
 
 

@@ -51,8 +51,8 @@ class Site:
     storages: Mapping[str, Storage]
     spec: conv.ConvSpec | None
     target: Target
-    lean: bool = False
-    """Kernels that take the least memory, not the least time."""
+    direct: bool = False
+    """A convolution by direct kernels only."""
 
     @property
     def vector(self) -> int:
@@ -229,7 +229,7 @@ def _conv2d_input_gradient(site: Site) -> list[SiteCall]:
 
 
 def _takes_winograd(site: Site) -> bool:
-    return not site.lean and suits_winograd(_spec(site), site.target)
+    return not site.direct and suits_winograd(_spec(site), site.target)
 
 
 def _winograd_forward(site: Site, spec: conv.ConvSpec) -> list[SiteCall]:

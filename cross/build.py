@@ -84,7 +84,7 @@ def build(
 ) -> BuildResult:
     """Build OUT/{taste-train, libtaste.so, weights.safetensors, manifest.json}; at once where OUT holds this very build.
 
-    `trainable`: which parameters train (`cross.trainable`). `lean` chooses the kernels that take the least memory.
+    `trainable`: which parameters train (`cross.trainable`). `lean`: kernels that take the least memory, and the fastest of those.
     `bn_policy`: 'per-micro-batch', or 'frozen' for batch norms that keep to their running statistics. `symbols`: taste-train
     keeps its symbol table, for profilers. `recomputation`: what backward makes again instead of keeping (`cross.recompute`).
     Errors: UsageError (2), UnsupportedModelError (20), MissingToolError (22), NoSpaceError (11), FileError (12).

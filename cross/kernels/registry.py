@@ -7,7 +7,7 @@ Nothing is built until the kernel turns out to be a new one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +17,7 @@ from cross.fuse import domain_of, expressions
 from cross.graph import Node, TensorType
 from cross.kernels import convolution as conv
 from cross.kernels import dense, depthwise, embedding, grouped, map, movement, normalisation, pooling, reduce
-from cross.kernels.convolution_forward import convolution_forward
+from cross.kernels.convolution_forward import convolution_forward, forward_parts
 from cross.kernels.convolution_input_gradient import (
     convolution_input_gradient,
     transposed_weight_shape,
@@ -30,6 +30,7 @@ from cross.kernels.winograd_correlation import (
     forward_chunk_shape,
     input_gradient_chunk_shape,
     winograd_forward,
+    winograd_forward_parts,
     winograd_input_gradient,
 )
 from cross.kernels.winograd_weight import is_in_parts, transformed_weight_shape, winograd_weight
@@ -38,7 +39,7 @@ from cross.kernels.winograd_weight_gradient import (
     weight_gradient_chunk_shapes,
     winograd_weight_gradient,
 )
-from cross.storage import Axis, Storage, plain
+from cross.storage import Storage, plain, row_major
 from cross.target import Target
 
 
@@ -180,6 +181,9 @@ def _conv2d(site: Site) -> list[SiteCall]:
     spec, target = _spec(site), site.target
     if _takes_winograd(site):
         return _winograd_forward(site, spec)
+    if _gathers_statistics(site):
+        call = _convolution_call(site, spec, partial(convolution_forward, spec, target, statistics=True))
+        return [_with_statistics(site, call, forward_parts(spec, target))]
     builders = {
         "direct": convolution_forward,
         "depthwise": depthwise.depthwise_forward,
@@ -220,7 +224,7 @@ def _conv2d_input_gradient(site: Site) -> list[SiteCall]:
         lambda: convolution_input_gradient(spec, target),
         (dy, weight, copy, node.outputs[0]) if few else (dy, copy, node.outputs[0]),
         (0, conv.flops(spec)),
-        {copy: _row_major(shape)},
+        {copy: row_major("plain", shape)},
     )
     if few:
         return [product]
@@ -233,8 +237,23 @@ def _takes_winograd(site: Site) -> bool:
 
 
 def _winograd_forward(site: Site, spec: conv.ConvSpec) -> list[SiteCall]:
-    chunk, build = forward_chunk_shape(spec, site.target), partial(winograd_forward, spec, site.target)
-    return _winograd_correlation(site, spec, "winograd_forward", build, chunk, False)
+    target, statistics = site.target, _gathers_statistics(site)
+    build = partial(winograd_forward, spec, target, statistics=statistics)
+    *before, product = _winograd_correlation(
+        site, spec, "winograd_forward", build, forward_chunk_shape(spec, target), False
+    )
+    return [*before, _with_statistics(site, product, winograd_forward_parts(spec, target)) if statistics else product]
+
+
+def _gathers_statistics(site: Site) -> bool:
+    """Whether `cross.fuse_statistics` put a batch norm's statistics into this convolution."""
+    return len(site.node.outputs) > 1
+
+
+def _with_statistics(site: Site, call: SiteCall, parts: Storage) -> SiteCall:
+    """The call of a kernel that gathers statistics too, which are stored as `parts`."""
+    temporaries = {**call.temporaries, **dict.fromkeys(site.node.outputs[1:], parts)}
+    return replace(call, key=(*call.key, "statistics"), temporaries=temporaries)
 
 
 def _winograd_input_gradient(site: Site, spec: conv.ConvSpec) -> list[SiteCall]:
@@ -251,12 +270,12 @@ def _winograd_correlation(
     is_gradient: bool,
 ) -> list[SiteCall]:
     """The convolution, and the transform of its weight before it where that is whole."""
-    target, (x, weight), (y,) = site.target, site.node.inputs, site.node.outputs
+    target, (x, weight), (y, *statistics) = site.target, site.node.inputs, site.node.outputs
     transformed, chunk = f"{weight}:transformed~{y}", f"{y}:chunk"
     shape = transformed_weight_shape(spec, target, is_gradient)
-    temporaries = {transformed: _row_major(shape), chunk: _row_major(chunk_shape)}
+    temporaries = {transformed: row_major("plain", shape), chunk: row_major("plain", chunk_shape)}
     sources = (x, weight) if is_in_parts(spec) else (x,)
-    arguments = (*sources, transformed, chunk, y)
+    arguments = (*sources, transformed, chunk, y, *statistics)
     product = SiteCall(name, (spec, target.name), build, arguments, (0, conv.flops(spec)), temporaries)
     if is_in_parts(spec):
         return [product]
@@ -270,15 +289,6 @@ def _winograd_weight_gradient(site: Site, spec: conv.ConvSpec) -> list[SiteCall]
     chunks = dict(zip((f"{dw}:x_chunk", f"{dw}:dy_chunk", f"{dw}:sums"), shapes, strict=False))
     build = partial(winograd_weight_gradient, spec, site.target)
     return [_convolution_call(site, spec, build, chunks, "winograd_weight_gradient")]
-
-
-def _row_major(shape: tuple[int, ...]) -> Storage:
-    """Storage of a temporary that only kernels read."""
-    stride, axes = 1, []
-    for extent in reversed(shape):
-        axes.append(Axis(extent, 1, stride, 0))
-        stride *= extent
-    return Storage("plain", "float32", shape, tuple(reversed(axes)))
 
 
 def _spec(site: Site) -> conv.ConvSpec:
@@ -295,7 +305,7 @@ def _convolution_call(
 ) -> SiteCall:
     """A kernel over the node's inputs, temporaries of these physical `shapes`, by name, and the node's outputs. `op`: where the
     kernel is called otherwise than the node."""
-    node, temporaries = site.node, {name: _row_major(shape) for name, shape in shapes.items()}
+    node, temporaries = site.node, {name: row_major("plain", shape) for name, shape in shapes.items()}
     arguments = (*node.inputs, *temporaries, *node.outputs)
     return SiteCall(op or node.op, (spec, site.target.name), build, arguments, (0, conv.flops(spec)), temporaries)
 

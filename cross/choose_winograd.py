@@ -1,7 +1,7 @@
 """Stage 3 of a `--lean` build, before its kernels: the convolutions that take Winograd without a program needing more memory.
 
-A kernel's temporaries are live during its own calls only, so each convolution is looked at alone: the bytes of the fixed arena
-that are live where its output is made, with the direct kernel and with Winograd's. No program can do with less than
+A kernel's temporaries of a fixed size are live during its own calls only, so each convolution is looked at alone: the bytes of
+the fixed arena that are live where its output is made, with the direct kernel and with Winograd's. No program can do with less than
 
     need = the most, over its calls, of what is live there with the smaller of the two kernels
 
@@ -32,7 +32,7 @@ def choose_winograd(graph: StoredGraph, target: Target) -> Convolutions:
         need = max(min(size, with_all[output]) for output, size in without.items())
         fitting -= {output for output, size in with_all.items() if size > need}
     chosen = frozenset(fitting)
-    # What is live together need not be placed without gaps.
+    # What is live together need not be placed without gaps, and statistics of more parts take more of a sample's arena.
     sizes = zip(_arena_bytes(_planned(graph, target, chosen)[1]), _arena_bytes(direct[1]), strict=True)
     return chosen if all(size <= most for size, most in sizes) else frozenset()
 

@@ -28,13 +28,12 @@ def arenas(kernels: Kernels) -> list[Arena]:
 
 
 def by_winograd(kernels: Kernels) -> Convolutions:
-    """(program, output) of what a kernel of Winograd's makes."""
-    programs = {program.stored.graph.name: program for program in kernels.programs}
+    """(program, output) of the nodes that call Winograd's kernels."""
     return frozenset(
-        (name, call.arguments[-1])
-        for name, program in programs.items()
+        (program.stored.graph.name, call.name.rpartition(" ")[2])
+        for program in kernels.programs
         for call in program.calls
-        if "_winograd_" in call.kernel and call.arguments[-1] in program.stored.graph.tensors
+        if "_winograd_" in call.kernel
     )
 
 

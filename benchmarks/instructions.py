@@ -183,12 +183,14 @@ def _row(engine: str, target: Target, work: Work, step: Counts) -> Row:
 
 def _lowered(work: Work, target: Target) -> Any:
     from cross.assign_storage import assign_storage
+    from cross.choose_winograd import choose_winograd
     from cross.load_model import load_model
     from cross.lower import lower
     from cross.training_graph import build_training_graph
 
     model = load_model(work.model, input_shape=work.shape, classes=work.classes)
-    kernels = lower(assign_storage(build_training_graph(model, "cross_entropy"), target), target, work.lean)
+    stored = assign_storage(build_training_graph(model, "cross_entropy"), target)
+    kernels = lower(stored, target, choose_winograd(stored, target) if work.lean else None)
     return next(program for program in kernels.programs if program.stored.graph.name == "train")
 
 

@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--input-shape", type=input_shape, default=(3, 32, 32), metavar="C,H,W")
     parser.add_argument("--classes", type=positive, default=10)
     parser.add_argument("--targets", default=TARGETS, help=f"names of docs/boards.md (default: {TARGETS})")
-    parser.add_argument("--lean", action="store_true", help="direct kernels only, as of `build --lean`")
+    parser.add_argument("--direct", action="store_true", help="direct kernels only")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return parser
 
@@ -131,7 +131,7 @@ def _objects(args: argparse.Namespace, target: Target) -> dict[str, Path]:
 
     model = load_model(args.model, input_shape=args.input_shape, classes=args.classes)
     graph = build_training_graph(model, "cross_entropy")
-    kernels = lower(assign_storage(graph, target), target, args.lean)
+    kernels = lower(assign_storage(graph, target), target, frozenset() if args.direct else None)
     wanted = {symbol: build for symbol, build in kernels.builders.items() if operator_of(symbol) in KERNELS}
     print(f"compiling {len(wanted)} kernels for {target.name}", file=sys.stderr, flush=True)
     return compile_kernels(replace(kernels, builders=wanted), cache_root() / "kernels")

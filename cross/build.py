@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cross.assign_storage import assign_storage
+from cross.choose_winograd import choose_winograd
 from cross.compile_kernels import compile_kernels
 from cross.errors import FileError, NoSpaceError
 from cross.fuse_updates import fuse_updates
@@ -83,7 +84,7 @@ def build(
 ) -> BuildResult:
     """Build OUT/{taste-train, libtaste.so, weights.safetensors, manifest.json}; at once where OUT holds this very build.
 
-    `trainable`: which parameters train (`cross.trainable`). `lean` chooses the kernels that take the least memory.
+    `trainable`: which parameters train (`cross.trainable`). `lean`: kernels that take the least memory, and the fastest of those.
     `bn_policy`: 'per-micro-batch', or 'frozen' for batch norms that keep to their running statistics. `symbols`: taste-train
     keeps its symbol table, for profilers. `recomputation`: what backward makes again instead of keeping (`cross.recompute`).
     Errors: UsageError (2), UnsupportedModelError (20), MissingToolError (22), NoSpaceError (11), FileError (12).
@@ -121,7 +122,8 @@ def _lowered(model: Model, target: Target, options: BuildOptions) -> tuple[Kerne
         bn_policy=options.bn_policy,
         recomputation=options.recomputation,
     )
-    kernels = fuse_updates(lower(assign_storage(graph, target), target, options.lean))
+    stored = assign_storage(graph, target)
+    kernels = fuse_updates(lower(stored, target, choose_winograd(stored, target) if options.lean else None))
     return kernels, plan_memory(kernels)
 
 

@@ -83,7 +83,7 @@ def _in_workers(kernels: Kernels, wanted: list[str], folder: Path, count: int, r
         waiting.put(symbol)
     with tempfile.TemporaryDirectory(prefix="taste-kernels-") as scratch:
         graph = Path(scratch) / "graph.pickle"
-        graph.write_bytes(pickle.dumps((kernels.graph, kernels.target, kernels.lean)))
+        graph.write_bytes(pickle.dumps((kernels.graph, kernels.target, kernels.winograd)))
         command = [sys.executable, "-m", "cross.compile_worker", str(graph), str(folder)]
         search = os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": search.rstrip(os.pathsep)}

@@ -15,8 +15,8 @@ from cross.lower import lower
 
 def main(graph: Path, folder: Path) -> int:
     """Serve until standard input ends. An answer other than the symbol itself is the reason why it failed."""
-    stored, target, lean = pickle.loads(graph.read_bytes())
-    kernels = lower(stored, target, lean)
+    stored, target, winograd = pickle.loads(graph.read_bytes())
+    kernels = lower(stored, target, winograd)
     for line in sys.stdin:
         symbol = line.strip()
         try:

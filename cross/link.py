@@ -128,6 +128,7 @@ def _manifest(kernels: Kernels, plan: MemoryPlan, build_id: str, folder: Path) -
         "target": target.name,
         "features": list(target.features),
         "vector_bits": target.vector_bits if target.rvv else 0,
+        "cores": target.cores,
         "build_id": build_id,
         "input_shape": list(model.input_shape),
         "classes": model.classes,

@@ -24,6 +24,9 @@ from cross.target import Target
 
 PrimFunc = Any
 
+Convolutions = frozenset[tuple[str, str]]
+"""Each (program, output); one that `train` makes is one of `train_fused` too."""
+
 
 @dataclass(frozen=True)
 class Call:
@@ -57,11 +60,14 @@ class LoweredProgram:
 
 @dataclass(frozen=True)
 class Kernels:
-    """All programs as calls, and the distinct kernels (symbol -> PrimFunc builder, not yet run)."""
+    """All programs as calls, and the distinct kernels (symbol -> PrimFunc builder, not yet run).
+
+    `winograd`: what `lower` was given.
+    """
 
     graph: StoredGraph
     target: Target
-    lean: bool
+    winograd: Convolutions | None
     programs: tuple[LoweredProgram, ...]
     builders: Mapping[str, Callable[[], PrimFunc]]
 
@@ -72,21 +78,27 @@ class Kernels:
         return tuple(name for name in (LOSS_SCALE, DROPOUT_COUNTER, LABEL_SMOOTHING) if name in touched)
 
 
-def lower(graph: StoredGraph, target: Target, lean: bool = False) -> Kernels:
-    """Choose the kernels of every program for one target; `lean` ones where less memory goes before less time. Nothing is
-    compiled here: see `cross.compile_kernels`."""
+def lower(graph: StoredGraph, target: Target, winograd: Convolutions | None = None) -> Kernels:
+    """Choose the kernels of every program for one target. Nothing is compiled here: see `cross.compile_kernels`.
+
+    `winograd`: the convolutions that take Winograd where it suits them; None: all.
+    """
     builders: dict[str, Callable[[], PrimFunc]] = {SYMBOL: lambda: multiply_add_limit(target)}
-    programs = tuple(_lower_program(program, target, lean, builders) for program in graph.programs)
-    return Kernels(graph, target, lean, programs, builders)
+    programs = tuple(_lower_program(program, target, winograd, builders) for program in graph.programs)
+    return Kernels(graph, target, winograd, programs, builders)
 
 
 def _lower_program(
-    program: StoredProgram, target: Target, lean: bool, builders: dict[str, Callable[[], PrimFunc]]
+    program: StoredProgram,
+    target: Target,
+    winograd: Convolutions | None,
+    builders: dict[str, Callable[[], PrimFunc]],
 ) -> LoweredProgram:
     storages, types = dict(program.storages), dict(program.graph.tensors)
     calls: list[Call] = []
     for position, node in enumerate(program.graph.nodes):
-        site = Site(node, types, storages, program.specs.get(position), target, lean)
+        direct = winograd is not None and (program.graph.name, node.outputs[0]) not in winograd
+        site = Site(node, types, storages, program.specs.get(position), target, direct)
         for part in BUILDERS[node.op](site):
             symbol = _symbol(part, site)
             builders.setdefault(symbol, part.build)

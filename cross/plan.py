@@ -160,11 +160,15 @@ ROUNDS = 40
 
 def place(lifetimes: Sequence[Lifetime]) -> Arena:
     """Offsets without overlap in time and space: greedy best fit in a few orders, the smallest arena wins. While that is not
-    close to what is live at once, each order is tried again with the tensors at the top of its arena placed first."""
+    close to what is live at once, each order is tried again with the tensors at the top of its arena placed first.
+
+    Only calls at which one of them begins or ends count as time: so an arena is the same whatever else a program calls."""
+    times = sorted({time for t in lifetimes for time in (t.first, t.last)})
+    count = {time: number for number, time in enumerate(times)}
     orders: tuple[Callable[[Lifetime], tuple[float, ...]], ...] = (
         lambda t: (-t.size_bytes, t.first),
-        lambda t: (-t.size_bytes * (t.last - t.first + 1), t.first),
-        lambda t: (-(t.last - t.first), -t.size_bytes),
+        lambda t: (-t.size_bytes * (count[t.last] - count[t.first] + 1), t.first),
+        lambda t: (count[t.first] - count[t.last], -t.size_bytes),
         lambda t: (t.first, -t.size_bytes),
     )
     bound, best, best_size = lower_bound(lifetimes), {}, -1

@@ -1,8 +1,8 @@
 """What a board is, read from plain POSIX commands, and what may be built for it.
 
 `PROBE_SCRIPT` is run by `sh` on the board (over SSH, or here); `parse_probe` turns its text into `BoardFacts`;
-`choose_target` names the entry of boards.toml to build for; `check_runs_on` refuses what the CPU could not run, with
-the reason. Pure functions: the text comes from whoever can run a command there.
+`choose_target` names the entry of boards.toml to build for, `target_of` has its values; `check_runs_on` refuses what
+the CPU could not run, with the reason. Pure functions: the text comes from whoever can run a command there.
 
 The vector length of a RISC-V core is in no file: a program of three instructions, written by the script, reads `vlenb`.
 Where that cannot run (a folder mounted noexec), it is known for cores we know and taken from the `zvl...b` extensions
@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cross.errors import CompatibilityError, CorruptInputError
@@ -100,6 +100,9 @@ _GENERIC_TARGETS = {
 }
 _UNLIMITED_BYTES = 1 << 60
 
+MOST_CORES = 16
+"""That kernels are cut for on a machine which boards.toml does not know: a batch has no work for more such parts."""
+
 
 @dataclass(frozen=True)
 class BoardFacts:
@@ -109,7 +112,8 @@ class BoardFacts:
     without vectors and, of a RISC-V core with `v` among its features, where the length could not be read.
     `memory_available_bytes` is the smaller of the kernel's MemAvailable and what the cgroups leave. `model` is the
     device tree's, `cpu` LLVM's name of the core where all cores are the same known one; both may be empty. `emulated`:
-    the machine is QEMU's, so nothing timed on it is a board's speed.
+    the machine is QEMU's, so nothing timed on it is a board's speed. `cores` is what a process may use; `physical_cores`
+    the machine's own, each counted once however many threads it runs.
     """
 
     arch: str
@@ -124,6 +128,7 @@ class BoardFacts:
     emulated: bool
     model: str = ""
     cpu: str = ""
+    physical_cores: int = 0
 
 
 def parse_probe(text: str) -> BoardFacts:
@@ -150,6 +155,7 @@ def parse_probe(text: str) -> BoardFacts:
         emulated=_is_emulated(arch, cpuinfo, compatible),
         model=sections.get("/proc/device-tree/model", "").split("\n")[0],
         cpu=cpu,
+        physical_cores=_physical_cores(cpuinfo),
     )
 
 
@@ -179,6 +185,17 @@ def choose_target(facts: BoardFacts) -> str:
     _check_kernel(facts)
     known = ", ".join(sorted({target.arch for target in load_targets().values()}))
     raise CompatibilityError(f"there is no target for a {facts.arch} CPU. Known architectures: {known}.")
+
+
+def target_of(facts: BoardFacts) -> Target:
+    """The target that `choose_target` names. Of a generic one, with as many cores as the machine has, if more than are usual.
+
+    The machine's own cores, not those that this process may use: a build does not change from one command to the next.
+    """
+    target = find_target(choose_target(facts))
+    if target.name not in _GENERIC_TARGETS[facts.arch]:
+        return target
+    return replace(target, cores=max(target.cores, min(facts.physical_cores, MOST_CORES)))
 
 
 def check_runs_on(program: Target | Mapping[str, Any], facts: BoardFacts) -> None:
@@ -241,6 +258,12 @@ def _number(text: str | None, otherwise: int) -> int:
 
 def _fields(cpuinfo: str, key: str) -> list[str]:
     return [match.strip() for match in re.findall(rf"^{key}[ \t]*:(.*)$", cpuinfo, re.MULTILINE | re.IGNORECASE)]
+
+
+def _physical_cores(cpuinfo: str) -> int:
+    """x86-64 says of each processor which core of which package it is a thread of."""
+    cores = set(zip(_fields(cpuinfo, "physical id"), _fields(cpuinfo, "core id"), strict=False))
+    return len(cores) or len(_fields(cpuinfo, "processor"))
 
 
 def _read_cpu(arch: str, cpuinfo: str) -> tuple[tuple[str, ...], str]:

@@ -174,7 +174,9 @@ def add_model_flags(parser: argparse.ArgumentParser, required: bool = True) -> N
         default="per-micro-batch",
         help="statistics of batch norms in training: of each micro-batch, or the running ones",
     )
-    group.add_argument("--lean", action="store_true", help="kernels that take the least memory, not the least time")
+    group.add_argument(
+        "--lean", action="store_true", help="kernels that take the least memory, and the fastest of those"
+    )
     group.add_argument(
         "--recompute",
         choices=("none", "cheap", "blocks"),

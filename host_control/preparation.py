@@ -100,9 +100,9 @@ def choose_target(name: str | None, board: str, facts: BoardFacts | None) -> Tar
         return own
     if facts is None:
         raise UsageError("no board to probe. Name what to build for with --target.")
-    from cross.probe import choose_target as suggest
+    from cross.probe import target_of
 
-    return find_target(suggest(facts))
+    return target_of(facts)
 
 
 def emulated_target(board: str) -> Target | None:

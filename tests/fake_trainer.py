@@ -21,7 +21,8 @@ with open(os.path.realpath(__file__) + ".calls", "a") as calls:
     calls.write(json.dumps(sys.argv[1:]) + "\n")
 if verb == "info":
     programs = {{name: {{"fixed_bytes": 1 << 20, "per_sample_bytes": 1000}} for name in ("train", "eval")}}
-    say(event="info", model="fake", target="x86-64-avx2", programs=programs)
+    planned = {{"planned_bytes": 3 << 20}} if "--batch-size" in flags else {{}}
+    say(event="info", model="fake", target="x86-64-avx2", programs=programs, **planned)
     sys.exit(0)
 ended = []
 for number in (signal.SIGTERM, signal.SIGINT):

@@ -11,7 +11,7 @@ import tvm
 from cross.assign_storage import assign_storage
 from cross.compile_kernels import compile_kernel
 from cross.graph import Model
-from cross.lower import Kernels, LoweredProgram, lower
+from cross.lower import Convolutions, Kernels, LoweredProgram, lower
 from cross.storage import Storage
 from cross.target import find_target
 from cross.training_graph import build_training_graph
@@ -54,13 +54,13 @@ def lower_model(
     target: str = HOST,
     fusion: bool = True,
     trainable: str = "all",
-    lean: bool = False,
+    winograd: Convolutions | None = None,
     bn_policy: str = "per-micro-batch",
     recomputation: str = "cheap",
 ) -> Kernels:
     chosen = find_target(target)
     training = build_training_graph(model, loss, fusion, trainable, bn_policy, recomputation)
-    return lower(assign_storage(training, chosen), chosen, lean)
+    return lower(assign_storage(training, chosen), chosen, winograd)
 
 
 def run_program(

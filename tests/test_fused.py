@@ -77,7 +77,11 @@ def test_a_step_is_fused_where_nothing_needs_all_gradients(samples: Path, built:
         (("--control", control), "train"),
         (("--dump-gradients", tmp / "gradients"), "train"),
     ):
-        assert train(program, samples, "--batch-size", 6, *flags)[0]["program"] == wanted, flags
+        plan = train(program, samples, "--batch-size", 6, *flags)[0]
+        assert plan["program"] == wanted, flags
+        if not {"--control", "--dump-gradients"} & set(flags):
+            foreseen = succeed(program, "info", "--batch-size", 6, *flags)[0]["planned_bytes"]
+            assert foreseen == plan["planned_bytes"], flags
     for flags, wanted in (((), "train_fused"), (("--program", "train"), "train"), (("--program", "eval"), "eval")):
         measured = succeed(program, "bench", "--batch-size", 2, "--seconds", 0.01, "--min-steps", 2, *flags)
         assert measured[0]["program"] == measured[-1]["program"] == wanted

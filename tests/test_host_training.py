@@ -67,7 +67,7 @@ def test_a_run_leaves_weights_result_and_records(
     kinds = [line["event"] for line in lines]
     assert kinds.count("step") == 20 and kinds.count("eval") == 2 and kinds[-1] == "result"
     plan = next(line for line in lines if line["event"] == "schedule")
-    assert plan["micro_batches"] == [4, 4, 2] and plan["planned_bytes"] == (1 << 20) + 4 * 1000
+    assert plan["micro_batches"] == [4, 4, 2] and plan["planned_bytes"] == 3 << 20
     result = lines[-1]
     expected = {"verb": "train", "test_accuracy": 0.75, "loss": 0.05, "epochs": 2.0, "batch_size": 4}
     assert expected.items() <= result.items() and result["effective_batch"] == 10 and result["classes"] == 2
@@ -93,7 +93,7 @@ def test_output_for_people(data: Path, tmp_path: Path, capsys: pytest.CaptureFix
     text = "\n".join(lines)
     assert code == 0
     assert "40 samples of 1x8x8 to train on, 8 to test on; 2 classes (cat, dog)" in text
-    assert "effective batch 10 = 2 x 4 + 2 micro-batches" in text and "memory: 1.0 MiB planned" in text
+    assert "effective batch 10 = 2 x 4 + 2 micro-batches" in text and "memory: 3.0 MiB planned" in text
     assert "epoch 0.10 of 5, loss 1.0000, accuracy 50.0%, 50.0 samples/s, 4 s left, lr 0.1, 62 C, 3.0 MiB" in text
     assert "epoch 1: test loss 0.5000, accuracy 75.0% of 4" in text
     assert "test accuracy 75.00%" in text and "export --run" in text
@@ -281,12 +281,9 @@ def test_data_larger_than_the_boards_disk_is_said_before_it_is_sent(
 ) -> None:
     monkeypatch.setattr("host_control.deploy._free_bytes", lambda *_: 1 << 20)
     monkeypatch.setattr("host_control.verbs.train.send", lambda *_: None)
-    monkeypatch.setattr("host_control.boards.deployed.DeployedBoard.info", lambda _: INFO)
+    monkeypatch.setattr("host_control.boards.deployed.DeployedBoard.info", lambda *_: {"planned_bytes": 1})
     code, _, err = train(capsys, "--data", data, "--out", tmp_path / "run")
     assert code == 11 and "1.0 MiB free" in err and "train.safetensors needs 1.0 MiB" in err
-
-
-INFO = {"programs": {"train": {"fixed_bytes": 1, "per_sample_bytes": 1}}}
 
 
 def finished_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:

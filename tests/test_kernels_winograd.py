@@ -25,13 +25,10 @@ from cross.kernels.winograd_weight_gradient import (
     weight_gradient_chunk_shapes,
     winograd_weight_gradient,
 )
-from cross.load_model import load_model
-from cross.plan import plan_memory
 from cross.storage import NO_PADS
 from cross.target import load_targets
 from tests import convolution_reference as reference
 from tests.kernel_tensors import HOST, Runner, canonical, empty, relative_error, stored
-from tests.run_program import lower_model
 
 SAME = (1, 1, 1, 1)
 SHAPES = {
@@ -182,12 +179,3 @@ def test_nests_can_be_written_for_every_target(name: str) -> None:
     assert suits_winograd(spec, target)
     for write in (winograd_forward, winograd_input_gradient, winograd_weight_gradient):
         assert write(spec, target) is not None
-
-
-def test_lean_builds_have_none_and_take_less_memory() -> None:
-    model = load_model("resnet8")
-    usual, lean = lower_model(model), lower_model(model, lean=True)
-    assert any("winograd" in symbol for symbol in usual.builders)
-    assert not any("winograd" in symbol for symbol in lean.builders)
-    fixed = [plan_memory(kernels).programs[0].fixed.size_bytes for kernels in (usual, lean)]
-    assert fixed[1] < fixed[0]

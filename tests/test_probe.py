@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cross.errors import CompatibilityError, CorruptInputError, TasteError
-from cross.probe import PROBE_SCRIPT, BoardFacts, check_runs_on, choose_target, parse_probe
+from cross.probe import PROBE_SCRIPT, BoardFacts, check_runs_on, choose_target, parse_probe, target_of
 from cross.target import find_target, load_targets
 
 PROBES = Path(__file__).parent / "probes"
@@ -45,6 +45,32 @@ def test_the_target_of_each_recorded_board(name: str, target: str) -> None:
     facts = facts_of(name)
     assert choose_target(facts) == target
     check_runs_on(find_target(target), facts)
+
+
+def with_cores(name: str, packages: int, cores: int) -> BoardFacts:
+    """An x86-64 machine that runs two threads a core."""
+    text = (PROBES / f"{name}.txt").read_text(encoding="utf-8")
+    before, _, rest = text.partition("processor\t: 0\n")
+    processor = rest.partition("\n\n")[0]
+    places = [(package, core) for package in range(packages) for core in range(cores)] * 2
+    threads = [
+        f"processor\t: {number}\nphysical id\t: {package}\ncore id\t\t: {core}\n{processor}\n"
+        for number, (package, core) in enumerate(places)
+    ]
+    return parse_probe("\n".join((before, *threads, rest[rest.index("== /proc/meminfo") :])))
+
+
+@pytest.mark.parametrize(("packages", "cores", "wanted"), ((1, 1, 2), (1, 2, 2), (1, 6, 6), (2, 6, 12), (2, 32, 16)))
+def test_a_generic_target_has_the_cores_of_the_machine(packages: int, cores: int, wanted: int) -> None:
+    facts = with_cores("x86-64-avx512", packages, cores)
+    assert facts.physical_cores == packages * cores
+    assert target_of(facts) == replace(find_target("x86-64-avx512"), cores=wanted)
+
+
+def test_a_board_has_the_cores_that_boards_toml_says() -> None:
+    facts = replace(facts_of("rpi4"), physical_cores=8)
+    assert target_of(facts) == find_target("rpi4")
+    assert facts_of("rk3399-mixed-cores").physical_cores == target_of(facts_of("rk3399-mixed-cores")).cores == 6
 
 
 def test_facts_of_a_raspberry_pi_4() -> None:

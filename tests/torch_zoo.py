@@ -26,17 +26,30 @@ class Mlp(nn.Module):
         return self.fc3(self.fc2(self.fc1(x.flatten(1)).relu()).relu())
 
 
-class ResidualBlock(nn.Module):
-    """ResNet's basic block."""
+class PaddedShortcut(nn.Module):
+    """Every `stride`-th pixel, with channels of zeros on both sides: a shortcut without weights (option A)."""
 
-    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+    def __init__(self, stride: int, added: int) -> None:
+        super().__init__()
+        self.stride, self.half = stride, added // 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.half, self.half))
+
+
+class ResidualBlock(nn.Module):
+    """ResNet's basic block, its shortcut projected or `padded`."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int, padded: bool = False) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
-        self.downsample = nn.Sequential()
-        if stride != 1 or in_channels != channels:
+        self.downsample: nn.Module = nn.Sequential()
+        if padded:
+            self.downsample = PaddedShortcut(stride, channels - in_channels)
+        elif stride != 1 or in_channels != channels:
             projection = nn.Conv2d(in_channels, channels, 1, stride, bias=False)
             self.downsample = nn.Sequential(projection, nn.BatchNorm2d(channels))
 
@@ -166,33 +179,19 @@ class AlexNet(nn.Module):
         return self.classifier(self.features(x).mean((2, 3)))
 
 
-class PaddedBlock(nn.Module):
-    """ResNet's basic block whose shortcut has no weights (option A)."""
-
-    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels)
-        self.stride, self.added = stride, channels - in_channels
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
-        if self.added:
-            half = self.added // 2
-            x = nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, half, half))
-        return (y + x).relu()
-
-
 class ResNet20(nn.Module):
     def __init__(self, input_shape: Sequence[int], classes: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(input_shape[0], 16, 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
-        self.layer1 = nn.Sequential(*(PaddedBlock(16, 16, 1) for _ in range(3)))
-        self.layer2 = nn.Sequential(PaddedBlock(16, 32, 2), PaddedBlock(32, 32, 1), PaddedBlock(32, 32, 1))
-        self.layer3 = nn.Sequential(PaddedBlock(32, 64, 2), PaddedBlock(64, 64, 1), PaddedBlock(64, 64, 1))
+        stages = ((16, 16), (16, 32), (32, 64))
+        self.layer1, self.layer2, self.layer3 = (
+            nn.Sequential(
+                ResidualBlock(before, width, width // before, padded=True),
+                *(ResidualBlock(width, width, 1, padded=True) for _ in range(2)),
+            )
+            for before, width in stages
+        )
         self.linear = nn.Linear(64, classes)
 
     def forward(self, x: Tensor) -> Tensor:

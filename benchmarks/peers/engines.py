@@ -36,7 +36,7 @@ Engine = Callable[[int], Row]
 
 @dataclass(frozen=True)
 class Work:
-    """What every engine does. `lean`: ours with the kernels that take the least memory."""
+    """What every engine does. `lean`: ours as `build --lean` makes it."""
 
     model: str
     shape: tuple[int, ...]

@@ -92,7 +92,7 @@ def conv2d_input_gradient(site: Site) -> list[SiteCall]:
 
 
 def _takes_winograd(site: Site) -> bool:
-    return not site.lean and suits_winograd(_spec(site), site.target)
+    return not site.direct and suits_winograd(_spec(site), site.target)
 
 
 def _winograd_forward(site: Site, spec: conv.ConvSpec) -> list[SiteCall]:

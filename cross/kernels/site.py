@@ -22,8 +22,8 @@ class Site:
     storages: Mapping[str, Storage]
     spec: conv.ConvSpec | None
     target: Target
-    lean: bool = False
-    """Kernels that take the least memory, not the least time."""
+    direct: bool = False
+    """A convolution by direct kernels only."""
 
     @property
     def vector(self) -> int:

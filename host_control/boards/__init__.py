@@ -2,7 +2,7 @@
 `emulated:TARGET` or `recorded:FILE.json`.
 
     with open_board("pi@raspberrypi.local") as board:
-        target = choose_target(board.facts())
+        target = target_of(board.facts())
         board.deploy(build_dir)
         counters = board.measure(OperatingPoint(batch_size=8))
 

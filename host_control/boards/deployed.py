@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,9 +125,9 @@ class DeployedBoard:
         self._deployment = deployment
         return deployment
 
-    def info(self) -> Mapping[str, Any]:
-        """What `taste-train info` of the current deployment prints."""
-        result = self.run_program(["info"], timeout=_INFO_S)
+    def info(self, flags: Sequence[str] = ()) -> Mapping[str, Any]:
+        """What `taste-train info` of the current deployment prints; with a batch size, what a run of it will take too."""
+        result = self.run_program(["info", *flags], timeout=_INFO_S)
         check_exit(result, f"taste-train info on {self.name}")
         return last_record(result.stdout, "info") or {}
 

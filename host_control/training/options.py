@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -77,15 +78,13 @@ class TrainOptions:
             values.pop("momentum")
         if not self.grad_clip:
             values.pop("grad_clip")
-        words: list[str] = []
-        for name, value in values.items():
-            flag = "--" + name.replace("_", "-")
-            if value is True:
-                words.append(flag)
-            elif value is not None and value is not False:
-                text = ",".join(map(str, value)) if isinstance(value, tuple) else _number(value)
-                words += [flag, text]
-        return words
+        return _words(values)
+
+    def planning_arguments(self) -> list[str]:
+        """Flags of `taste-train info` that decide which program trains and what it takes."""
+        names = ("batch_size", "effective_batch", "optimizer", "threads", "cores", "grad_clip")
+        values = {name: getattr(self, name) for name in names}
+        return _words(values | ({} if self.adabatch is None else self.adabatch.arguments()))
 
     def record(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -93,6 +92,18 @@ class TrainOptions:
             "cores": list(self.cores) if self.cores else None,
             "adabatch": asdict(self.adabatch) if self.adabatch else None,
         }
+
+
+def _words(values: Mapping[str, object]) -> list[str]:
+    words: list[str] = []
+    for name, value in values.items():
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            words.append(flag)
+        elif value is not None and value is not False:
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else _number(value)
+            words += [flag, text]
+    return words
 
 
 def _number(value: object) -> str:

@@ -22,7 +22,6 @@ from host_control.preparation import (
     deployed,
     opened_board,
     send,
-    session_memory,
 )
 from host_control.run_folder import RunFolder
 from host_control.training.batch_size import Choice, choose_batch_size
@@ -313,10 +312,8 @@ class _Training:
 
     def _announce(self, schedule: Schedule, built: Built) -> None:
         """The plan, before the first step."""
-        options, info = schedule.options, self.board.info()
-        alone = options.effective_batch <= options.batch_size and options.adabatch is None and not options.grad_clip
-        memory = session_memory(info, "train", fused=alone)
-        planned = memory.fixed_bytes + options.batch_size * memory.per_sample_bytes
+        options = schedule.options
+        planned = int(self.board.info(options.planning_arguments())["planned_bytes"])
         free = self.board.facts().memory_available_bytes
         _print_schedule(self.console, schedule, default_recipe_of(self.args, self.model, options.effective_batch).why)
         if options.adabatch is not None:

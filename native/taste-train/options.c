@@ -58,7 +58,7 @@ static const flag flags[] = {
     {"--eps", "tl", FACTOR, AT(hyper.epsilon), 0, NULL},
     {"--weight-decay", "tl", FACTOR, AT(hyper.weight_decay), 0, NULL},
     {"--no-decay-norm", "tl", SWITCH, AT(hyper.no_decay_norm), 0, NULL},
-    {"--grad-clip", "tl", FACTOR, AT(hyper.gradient_clip), 0, NULL},
+    {"--grad-clip", "itl", FACTOR, AT(hyper.gradient_clip), 0, NULL},
     {"--label-smoothing", "t", FACTOR, AT(label_smoothing), 0, NULL},
     {"--eval-every", "t", COUNT, AT(eval_every), 0, NULL},
     {"--augment", "tl", CHOICE, AT(augment), 0, "none|flip|crop-flip|crop-flip-cutout"},

@@ -11,6 +11,7 @@ in registers over the whole sum and writes each output once, so the result does 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from math import prod
 
@@ -22,18 +23,17 @@ from cross.kernels.loop_nest import (
     Buffer,
     Expr,
     PrimFunc,
-    add_to,
     lanes,
     local,
     opaque_serial,
     prefetch,
     settle,
-    spread,
     store,
     when,
     write_kernel,
     zeros,
 )
+from cross.kernels.products import Factor, Product, add_products, runs
 from cross.kernels.tiles import Split, fits_with, register_tile, split
 from cross.storage import Storage
 from cross.target import Target
@@ -178,20 +178,23 @@ class _Nest:
             opaque_serial(columns.count // unrolled, self.batch) as outer,
         ):
             r = rows.first + j * rows.step
-            with T.unroll(depth) as i:
+            for run in runs(self.target, depth):
                 if self.ahead:
                     taps = [columns.first + (outer + tap) * columns.step for tap in range(unrolled)]
-                    with when(i % rows_of_line == 0 if rows_of_line > 1 else True):
-                        self._fetch([(block + k, c + 1, r, s, i) for s in taps for k in range(vectors)])
-                for row, column, users in reads:
+                    lines = [i for i in run if i % rows_of_line == 0] if rows_of_line > 1 else run
+                    self._fetch([(block + k, c + 1, r, s, i) for i in lines for s in taps for k in range(vectors)])
+                products = []
+                for i, (number, (row, column, users)) in itertools.product(run, enumerate(reads)):
                     y = row * self.work.in_strides[0] + rows.offset + j * rows.offset_step
                     x = column + outer * columns.offset_step
-                    pixel = spread(self.source[self.sample, first_source + c, y, x, i], width)
+                    pixel = Factor(number, self.source, (self.sample, first_source + c, y, x), 0, i)
                     # Used up at once: only the sums, the weights and one broadcast take registers.
                     for p, tap in users:
                         s = columns.first + (outer + tap) * columns.step
                         for k in range(vectors):
-                            add_to(sums[p], (k, lane), pixel * self.weight[block + k, c, r, s, i, lane])
+                            weight = Factor((k, tap, i), self.weight, (block + k, c, r, s, i), 0, 0, width)
+                            products.append(Product(sums[p], k, pixel, weight))
+                add_products(self.target, products, len(places) * vectors)
 
     def _fetch(self, places: list[tuple[Expr, ...]]) -> None:
         """Weights of the next input block, which come from memory while this one's are multiplied."""

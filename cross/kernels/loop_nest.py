@@ -124,6 +124,12 @@ def prefetch(buffer: Buffer, index: tuple[Expr, ...]) -> None:
     T.evaluate(tirx.call_intrin("void", "tirx.prefetch", address, 0, 2, 1))
 
 
+def keep_order(value: Expr) -> None:
+    """LLVM's instruction scheduler moves nothing from one side of this to the other. It is no instruction, but a use of a
+    value, which stays in its register at least until here."""
+    T.evaluate(tirx.call_llvm_intrin("void", "llvm.fake.use", value))
+
+
 def opaque_serial(count: int, batch: Expr) -> Any:
     """A loop that LLVM must not unroll: it would share loads between steps and run out of registers. `batch` is at least 1,
     which LLVM does not know, so neither does it know the number of steps."""

@@ -55,7 +55,7 @@ TASK_BYTES = 12 << 10
 """Of dw that a task goes through for each chunk, at most, where it takes several blocks of input channels."""
 
 UNROLLED_COLUMNS = 8
-"""Rows up to so many pixels are unrolled whole, longer ones by four."""
+"""Rows up to so many pixels are unrolled whole, longer ones by four, or by as many where a run of products is to be long."""
 
 ENOUGH_TASKS_A_CORE = 3
 
@@ -255,7 +255,8 @@ class _Nest:
             with T.Else():
                 for i, k in every:
                     store(sums[i], (k, lane), zeros(self.width))
-        unrolled = self.spec.out_width if self.spec.out_width <= UNROLLED_COLUMNS else 4
+        most = UNROLLED_COLUMNS if self.target.in_order else 4
+        unrolled = self.spec.out_width if self.spec.out_width <= UNROLLED_COLUMNS else most
         whole = self.spec.out_width // unrolled
         with T.serial(samples[1]) as n, T.serial(rows[1]) as h:
             pixel = samples[0] + n, rows[0] + h

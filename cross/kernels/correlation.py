@@ -171,7 +171,7 @@ class _Nest:
         rows, columns = phase.row_taps, phase.column_taps
         unrolled = columns.count if fits_with(self.target, len(places) * vectors, columns.count * vectors) else 1
         reads = self._reads(phase, places, range(unrolled))
-        first_source, lane, rows_of_line = settle(self.group * group_blocks), lanes(0, width), CACHE_LINE // width
+        first_source, rows_of_line = settle(self.group * group_blocks), CACHE_LINE // width
         with (
             T.serial(group_blocks) as c,
             T.serial(rows.count) as j,

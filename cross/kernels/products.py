@@ -1,9 +1,12 @@
 """Runs of multiply-adds, total += scalar * vector: the inner loops of every convolution.
 
-A core that reorders is given each product as it stands, loads and all. An in-order core waits wherever a value is used right
-after its load, so there the loads are placed here, ahead of the products, and the compiler keeps that order
-(`cross/compile_kernels.py` switches its own scheduler off: it counts registers too carefully to look so far ahead). Each total
-is summed in the order in which its products are given, so the results are the same bits either way.
+A core that reorders is given each product as it stands, and finds the loads itself. An in-order core waits where a value is used
+right after its load, and LLVM's scheduler does not look as far ahead as registers would allow. So for such cores the loads are
+placed here, ahead of the products, and held there (`loop_nest.keep_order`). Each total is summed in the order in which its
+products are given: the results are the same bits either way.
+
+Where the loads stand best depends on the core (`Target.loads_together`): several at once where a load waits for the multiply-adds
+before it, as on Cortex-A53; else between the products, AHEAD of their use, where most of them take no time of their own.
 """
 
 from __future__ import annotations
@@ -14,15 +17,20 @@ from dataclasses import dataclass, replace
 
 from tvm.script.ir_builder import tirx as T
 
-from cross.kernels.loop_nest import Buffer, Expr, add_to, keep_order, lanes, local, settle, spread, store
+from cross.kernels.loop_nest import Buffer, Expr, add_to, address_of, keep_order, lanes, local, settle, spread, store
 from cross.kernels.tiles import registers_a_vector
 from cross.target import Target
 
 AHEAD = 6
 """Products between a load and its first use: the cycles that a load takes, and a little more."""
 
+VECTOR_LOAD = 3
+"""Cycles, thus products, from one load of a vector to the next on cores with V."""
 
-STEPS = 4
+ADDRESSES = 16
+"""Addresses of vectors that are computed at a time with V, whose loads take no offset: with more, registers run short."""
+
+STEPS, STEPS_WITH_V = 4, 8
 """Of a run, where a step has but one product for each total."""
 
 
@@ -38,8 +46,15 @@ class Factor:
     lane: int = 0
     width: int = 1
 
+    @property
+    def place(self) -> Hashable:
+        return id(self.buffer), self.key, self.lane, self.width
+
     def read(self) -> Expr:
         return self.buffer[(*self.index, lanes(self.first + self.lane, self.width))]
+
+    def lanes(self) -> list[Factor]:
+        return [replace(self, lane=self.lane + lane, width=1) for lane in range(self.width)]
 
 
 @dataclass(frozen=True)
@@ -61,12 +76,22 @@ class Product:
 
 @dataclass
 class _Load:
-    """A factor that is loaded once for the products `first` to `last`; `value` holds it from then on."""
+    """A factor that is loaded once, for the products `first` to `last`; `value` holds it from product `placed` on."""
 
     factor: Factor
     first: int
     last: int
+    placed: int = -1
     value: Buffer = None
+    is_addressed: bool = False
+
+    @property
+    def is_vector(self) -> bool:
+        return self.factor.width > 1
+
+    def write(self) -> None:
+        self.value = local(self.factor.width)
+        store(self.value, (lanes(0, self.factor.width),), self.factor.read())
 
     def lane(self, factor: Factor) -> Expr:
         return self.value[lanes(factor.lane - self.factor.lane, factor.width)]
@@ -79,43 +104,51 @@ def runs(target: Target, steps: int) -> list[range]:
 
 
 def add_products(target: Target, products: Sequence[Product], totals: int) -> None:
-    """A run of products, in this order. `totals` vectors stay in registers all the while."""
-    if not target.in_order:
-        for product in products:
-            product.add(product.scalar.read(), product.vector.read())
+    """A run of products. `totals` vectors stay in registers all the while."""
+    if target.in_order:
+        _add_in_order(target, products, totals)
         return
-    if target.vector_floats == 1:
-        products = [replace(p, vector=lane) for p in products for lane in _lanes(p.vector)]
-    products = _in_turns(products)
-    loads = _loads(target, products)
-    pending = sorted({id(load): load for load in loads.values()}.values(), key=lambda load: load.first)
-    live: list[_Load] = []
-    for number, product in enumerate(products):
-        live = [load for load in live if load.last >= number]
-        due = _due(target, number, live, pending, totals)
-        if due and target.loads_together:
-            keep_order(product.total[product.place])
-        for load in due:
-            load.value = local(load.factor.width)
-            store(load.value, (lanes(0, load.factor.width),), load.factor.read())
-            if not target.loads_together or load is due[-1]:
-                keep_order(load.lane(load.factor))
-        scalar, vector = (loads[_place(factor)] for factor in (product.scalar, product.vector))
-        product.add(scalar.lane(product.scalar), vector.lane(product.vector))
-    if target.loads_together:
-        keep_order(products[-1].total[products[-1].place])
+    for product in products:
+        product.add(product.scalar.read(), product.vector.read())
 
 
 def add_steps(target: Target, count: Expr, at: Callable[[Expr, int], Sequence[Product]], totals: int) -> None:
     """The products `at(step, number)` of `count` steps, where `number` tells the steps of a run apart: an in-order core takes
     several steps a run."""
-    most = STEPS if target.in_order else 1
-    whole = settle(count // most) if most > 1 else count
+    if not target.in_order:
+        with T.serial(count) as step:
+            add_products(target, at(step, 0), totals)
+        return
+    most = STEPS_WITH_V if target.rvv else STEPS
+    whole = settle(count // most)
     with T.serial(whole) as outer:
         add_products(target, [p for number in range(most) for p in at(outer * most + number, number)], totals)
-    if most > 1:
-        with T.serial(count % most) as rest:
-            add_products(target, at(whole * most + rest, 0), totals)
+    with T.serial(count % most) as rest:
+        add_products(target, at(whole * most + rest, 0), totals)
+
+
+def _add_in_order(target: Target, products: Sequence[Product], totals: int) -> None:
+    if target.vector_floats == 1:
+        products = [replace(product, vector=lane) for product in products for lane in product.vector.lanes()]
+    products = _in_turns(products)
+    loads = _loads(target, products, totals)
+    pending = sorted({id(load): load for load in loads.values()}.values(), key=lambda load: load.first)
+    placed: list[_Load] = []
+    for number, product in enumerate(products):
+        placed = [load for load in placed if load.last >= number]
+        due = _due(target, number, placed, pending, totals)
+        if due and target.loads_together:
+            keep_order(product.total[product.place])
+        for load in due:
+            if target.rvv and load.is_vector and not load.is_addressed:
+                _find_addresses([load, *(other for other in pending if other.is_vector)][:ADDRESSES])
+            load.write()
+            if not target.loads_together or load is due[-1]:
+                keep_order(load.lane(load.factor))
+        scalar, vector = (loads[factor.place] for factor in (product.scalar, product.vector))
+        product.add(scalar.lane(product.scalar), vector.lane(product.vector))
+    if target.loads_together:
+        keep_order(products[-1].total[products[-1].place])
 
 
 def _in_turns(products: Sequence[Product]) -> list[Product]:
@@ -129,48 +162,69 @@ def _in_turns(products: Sequence[Product]) -> list[Product]:
     return [product for _, product in sorted(turns, key=lambda turn: turn[0])]
 
 
-def _due(target: Target, number: int, live: list[_Load], pending: list[_Load], totals: int) -> list[_Load]:
-    """Takes from `pending` what is loaded before this product, and puts it into `live`."""
+def _loads(target: Target, products: Sequence[Product], totals: int) -> dict[Hashable, _Load]:
+    """The load of each factor. NEON multiplies by an element of a vector: there scalars that fill one are loaded as one, where
+    all that are needed at a time fit into registers."""
+    if target.arch == "aarch64":
+        scalars = {product.scalar.place: product.scalar for product in products}
+        wholes = {place: replace(s, lane=s.lane // 4 * 4, width=4) for place, s in scalars.items()}
+        joined = {place: w for place, w in wholes.items() if all(lane.place in scalars for lane in w.lanes())}
+        loads = _loads_of(products, joined)
+        if _most_at_once(loads) + totals <= target.vector_registers:
+            return loads
+    return _loads_of(products, {})
+
+
+def _loads_of(products: Sequence[Product], joined: dict[Hashable, Factor]) -> dict[Hashable, _Load]:
+    """The load of each factor: of itself, or of the vector that it is joined into."""
+    loads: dict[Hashable, _Load] = {}
+    for number, product in enumerate(products):
+        for factor in (product.scalar, product.vector):
+            wanted = joined.get(factor.place, factor)
+            load = loads.setdefault(wanted.place, _Load(wanted, number, number))
+            load.last = number
+            loads[factor.place] = load
+    return loads
+
+
+def _most_at_once(loads: dict[Hashable, _Load]) -> int:
+    different = {id(load): load for load in loads.values()}.values()
+    return max(sum(other.first <= load.first <= other.last for other in different) for load in different)
+
+
+def _due(target: Target, number: int, placed: list[_Load], pending: list[_Load], totals: int) -> list[_Load]:
+    """Takes from `pending` what is to be loaded before this product, and puts it into `placed`."""
     due: list[_Load] = []
     needed = bool(pending) and pending[0].first <= number
     while pending and (needed or not target.loads_together):
         load = pending[0]
-        if load.first > number and not (
-            _fits(target, load, live, totals) and (target.loads_together or load.first <= number + AHEAD)
-        ):
-            break
+        if load.first > number:
+            is_soon = target.loads_together or (load.first <= number + AHEAD and _is_free(target, number, placed, load))
+            if not is_soon or not _has_register(target, load, placed, totals):
+                break
+        load.placed = number
         due.append(pending.pop(0))
-        live.append(load)
+        placed.append(load)
     return due
 
 
-def _fits(target: Target, load: _Load, live: list[_Load], totals: int) -> bool:
-    """Whether a register is left for one more load; with V scalars have registers of their own."""
-    if target.rvv and load.factor.width == 1:
-        return sum(other.factor.width == 1 for other in live) < target.vector_registers
-    others = [other for other in live if not target.rvv or other.factor.width > 1]
-    return totals * registers_a_vector(target) + len(others) < target.vector_registers
+def _is_free(target: Target, number: int, placed: list[_Load], load: _Load) -> bool:
+    """Whether the vectors that were loaded before this one have come."""
+    if not (target.rvv and load.is_vector):
+        return True
+    return all(number >= other.placed + VECTOR_LOAD for other in placed if other.is_vector)
 
 
-def _place(factor: Factor) -> Hashable:
-    return id(factor.buffer), factor.key, factor.lane, factor.width
+def _has_register(target: Target, load: _Load, placed: list[_Load], totals: int) -> bool:
+    """Whether a register is left for one more load. With V, scalars have registers of their own."""
+    if target.rvv and not load.is_vector:
+        return sum(not other.is_vector for other in placed) < target.vector_registers
+    held = sum(other.is_vector or not target.rvv for other in placed)
+    return totals * registers_a_vector(target) + held < target.vector_registers
 
 
-def _lanes(vector: Factor) -> list[Factor]:
-    return [replace(vector, lane=vector.lane + lane, width=1) for lane in range(vector.width)]
-
-
-def _loads(target: Target, products: Sequence[Product]) -> dict[Hashable, _Load]:
-    """The load of each factor. NEON multiplies by an element of a vector: there, scalars that fill one are loaded as one."""
-    loads: dict[Hashable, _Load] = {}
-    scalars = {_place(product.scalar) for product in products}
-    for number, product in enumerate(products):
-        for factor in (product.scalar, product.vector):
-            whole = replace(factor, lane=factor.lane // 4 * 4, width=4)
-            by_element = target.arch == "aarch64" and factor is product.scalar
-            joined = by_element and all(_place(lane) in scalars for lane in _lanes(whole))
-            wanted = whole if joined else factor
-            load = loads.setdefault(_place(wanted), _Load(wanted, number, number))
-            load.last = number
-            loads[_place(factor)] = load
-    return loads
+def _find_addresses(loads: Sequence[_Load]) -> None:
+    """Computes the addresses of loads here, at once: LLVM would do so one by one, between the products."""
+    for load in loads:
+        load.is_addressed = True
+        keep_order(address_of(load.factor.buffer, (*load.factor.index, load.factor.first + load.factor.lane)))

@@ -13,6 +13,7 @@ import pytest
 from cross.compile_kernels import compile_kernel, with_vector_features
 from cross.kernels.convolution import ConvSpec, with_needed_pads
 from cross.kernels.convolution_forward import convolution_forward
+from cross.kernels.convolution_input_gradient import convolution_input_gradient
 from cross.kernels.convolution_weight_gradient import convolution_weight_gradient
 from cross.kernels.winograd_correlation import winograd_forward
 from cross.kernels.winograd_weight_gradient import winograd_weight_gradient
@@ -24,6 +25,7 @@ SAME = (1, 1, 1, 1)
 CASES = [
     (convolution_forward, ConvSpec(16, 16, 5, 9, (3, 3), pads=SAME)),
     (convolution_forward, ConvSpec(16, 16, 5, 19, (3, 3), (2, 2), SAME)),
+    (convolution_input_gradient, ConvSpec(16, 16, 4, 4, (3, 3), pads=SAME)),
     (convolution_weight_gradient, ConvSpec(3, 16, 4, 13, (3, 3), pads=SAME)),
     (winograd_forward, ConvSpec(16, 16, 6, 6, (3, 3), pads=SAME)),
     (winograd_weight_gradient, ConvSpec(16, 16, 6, 6, (3, 3), pads=SAME)),

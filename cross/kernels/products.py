@@ -59,7 +59,7 @@ class Factor:
 
 @dataclass(frozen=True)
 class Product:
-    """total[row, vector.lane ..] += scalar * vector."""
+    """total[row, vector.lane ..] += scalar * vector. The scalar may be a vector too, where cores have them."""
 
     total: Buffer
     row: int
@@ -71,7 +71,8 @@ class Product:
         return self.row, lanes(self.vector.lane, self.vector.width)
 
     def add(self, scalar: Expr, vector: Expr) -> None:
-        add_to(self.total, self.place, spread(scalar, self.vector.width) * vector)
+        factor = scalar if self.scalar.width > 1 else spread(scalar, self.vector.width)
+        add_to(self.total, self.place, factor * vector)
 
 
 @dataclass
@@ -166,7 +167,7 @@ def _loads(target: Target, products: Sequence[Product], totals: int) -> dict[Has
     """The load of each factor. NEON multiplies by an element of a vector: there scalars that fill one are loaded as one, where
     all that are needed at a time fit into registers."""
     if target.arch == "aarch64":
-        scalars = {product.scalar.place: product.scalar for product in products}
+        scalars = {product.scalar.place: product.scalar for product in products if product.scalar.width == 1}
         wholes = {place: replace(s, lane=s.lane // 4 * 4, width=4) for place, s in scalars.items()}
         joined = {place: w for place, w in wholes.items() if all(lane.place in scalars for lane in w.lanes())}
         loads = _loads_of(products, joined)

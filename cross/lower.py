@@ -16,7 +16,8 @@ from cross.expression import size
 from cross.fuse import domain_of, expressions
 from cross.graph import Node, TensorType
 from cross.kernels.limit import SYMBOL, multiply_add_limit
-from cross.kernels.registry import BUILDERS, Site, SiteCall
+from cross.kernels.registry import BUILDERS
+from cross.kernels.site import Site, SiteCall
 from cross.rules.context import DROPOUT_COUNTER, LABEL_SMOOTHING, LOSS_SCALE
 from cross.storage import Storage
 from cross.target import Target

@@ -5,7 +5,8 @@ Kernel-level operators (what `cross.rules` emits and `cross.kernels` compiles):
     map(x0, x1, ...)            attr expr                  element-wise with numpy broadcasting
     reduce(x0, x1, ...)         attrs exprs, axes, kind    sum or max of each expression over axes (batch never), dimensions kept
     sum_batch(x0, ...)          attr expr                  sum over the batch: an unbatched tensor
-    conv2d, conv2d_input_gradient, conv2d_weight_gradient; dense, dense_input_gradient, dense_weight_gradient; matmul
+    conv2d(x, w)                -> y, and after `cross.fuse_statistics` sum and m2 of y, over parts of the batch's pixels
+    conv2d_input_gradient, conv2d_weight_gradient; dense, dense_input_gradient, dense_weight_gradient; matmul
     embedding, embedding_gradient(tokens, dy)              rows of a table; for each row of it, the sum of dy where it was chosen
     batch_statistics(x)         -> sum[N,C], m2[N,C]       per sample and channel: sum, and squared deviations from the sample's own mean
     batch_norm_finish, batch_norm_gradient_finish          sums over samples -> coefficients; running statistics

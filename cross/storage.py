@@ -10,7 +10,7 @@ columns) is zero, always. Convolutions read borders instead of testing bounds, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from cross.graph import BATCH, Shape, TensorType
@@ -31,7 +31,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Storage:
-    """Physical shape (BATCH first if batched), and the map from canonical indices. kind: plain, blocked, weight, vector."""
+    """Physical shape (BATCH first if batched), and the map from canonical indices. kind: plain, blocked, weight, vector, parts."""
 
     kind: str
     dtype: str
@@ -118,6 +118,19 @@ def depthwise_weight(shape: Shape, vector: int) -> Storage:
         Axis(columns, 1, block, 0),
     )
     return Storage("weight", "float32", (blocks(channels, block), rows, columns, block), axes, 0, block)
+
+
+def row_major(kind: str, shape: Shape, block: int = 1) -> Storage:
+    """What only kernels read and write: its physical shape is its canonical one."""
+    return replace(plain(TensorType(shape)), kind=kind, block=block)
+
+
+def parts_of_pixels(channels: int, vector: int, pixels: int, part: int) -> Storage:
+    """Sums a channel over parts of `part` pixels (`block` of the storage) of a tensor [N, channels, pixels]: [N, parts a sample,
+    channels filled up]. Parts are numbered over the whole batch, so one may span samples; the last one has what is left, and
+    what would lie behind it is not written."""
+    block = channel_block(channels, vector)
+    return row_major("parts", (BATCH, -(-pixels // part), blocks(channels, block) * block), part)
 
 
 def vector_of(shape: Shape, vector: int) -> Storage:

@@ -9,6 +9,7 @@ from cross import expression as ex
 from cross.errors import UsageError
 from cross.expression import arg
 from cross.fuse import fuse
+from cross.fuse_statistics import fuse_statistics
 from cross.graph import Model, Node, TensorType
 from cross.program_graph import Builder, ProgramGraph, TrainingGraph
 from cross.recompute import LEVELS, recompute
@@ -52,7 +53,7 @@ def build_training_graph(
     train, gradients = _train_program(model, loss, trained, frozen)
     programs: tuple[ProgramGraph, ...] = (train, _eval_program(model))
     if fusion:
-        programs = tuple(fuse(program) for program in programs)
+        programs = tuple(fuse_statistics(fuse(program)) for program in programs)
     programs = tuple(recompute(program, recomputation) for program in programs)
     return TrainingGraph(model, programs, gradients, trainable)
 

@@ -27,7 +27,7 @@ def compile_kernel(function: Any, llvm: dict[str, Any] = HOST_LLVM) -> Any:
 
 
 class Runner:
-    """A kernel compiled for this machine, called with float32 arrays; the last one is written in place."""
+    """A kernel compiled for this machine, called with float32 arrays, which it writes in place; the last one is returned."""
 
     def __init__(self, function: Any) -> None:
         self._call = compile_kernel(function)[str(function.attrs["global_symbol"])]
@@ -35,7 +35,8 @@ class Runner:
     def __call__(self, *arrays: np.ndarray) -> np.ndarray:
         tensors = [tvm.runtime.tensor(array) for array in arrays]
         self._call(*tensors)
-        arrays[-1][...] = tensors[-1].numpy()
+        for array, tensor in zip(arrays, tensors, strict=True):
+            array[...] = tensor.numpy()
         return arrays[-1]
 
 

@@ -7,11 +7,14 @@ For each phase (an output row and column modulo the output stride; one phase in 
 
 Tasks are (sample, tile of `vectors` channel blocks k, tile of `scalars` pixels of one phase). A task keeps its accumulators
 in registers over the whole sum and writes each output once, so the result does not depend on the number of threads.
+
+With statistics of the output (forward pass) a task takes a part of a sample's pixels, whole lines of tiles, one after the other.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -34,6 +37,7 @@ from cross.kernels.loop_nest import (
     zeros,
 )
 from cross.kernels.products import Factor, Product, add_products, runs
+from cross.kernels.statistics import PART_PIXELS, Moments, Statistics
 from cross.kernels.tiles import Split, fits_with, register_tile, split
 from cross.storage import Storage
 from cross.target import Target
@@ -62,17 +66,37 @@ def _line(phase: Phase) -> tuple[int, int]:
     return (phase.width, phase.height) if phase.width >= SHORT_ROW else (phase.width * phase.height, 1)
 
 
-def correlation(work: Correlation, target: Target) -> PrimFunc:
-    """PrimFunc(in, weight, out)."""
+def _part_lines(phase: Phase) -> int:
+    """Lines of a part: a divisor of their number, so that no part is smaller than the others."""
+    pixels, number = _line(phase)
+    return max(
+        lines for lines in range(1, number + 1) if number % lines == 0 and (lines == 1 or lines * pixels <= PART_PIXELS)
+    )
+
+
+def part_pixels(phase: Phase) -> int:
+    """Pixels of a part that statistics are summed over."""
+    return _part_lines(phase) * _line(phase)[0]
+
+
+def correlation(work: Correlation, target: Target, parts: Storage | None = None) -> PrimFunc:
+    """PrimFunc(in, weight, out, [sum, m2]); the statistics of `out` are stored as `parts`."""
     with write_kernel(work.name) as kernel:
         source = kernel.tensor("source", work.source.shape)
         weight = kernel.tensor("weight", work.weight_shape)
         destination = kernel.tensor("destination", work.destination.shape)
-        write_correlation(work, target, kernel.batch, (source, weight, destination))
+        statistics = None if parts is None else Statistics.of(kernel, parts)
+        write_correlation(work, target, kernel.batch, (source, weight, destination), statistics)
     return kernel.function
 
 
-def write_correlation(work: Correlation, target: Target, batch: Expr, tensors: tuple[Buffer, Buffer, Buffer]) -> None:
+def write_correlation(
+    work: Correlation,
+    target: Target,
+    batch: Expr,
+    tensors: tuple[Buffer, Buffer, Buffer],
+    statistics: Statistics | None = None,
+) -> None:
     """The nest over (in, weight, out), into the kernel that is being written."""
     source, weight, destination = tensors
     group_blocks = work.destination.shape[1] // work.groups
@@ -82,10 +106,12 @@ def write_correlation(work: Correlation, target: Target, batch: Expr, tensors: t
     tiles = [(phase, split(length, pixels), count) for phase, (length, count) in zip(work.phases, lines, strict=True)]
     tile_count = sum(cut.count * count for _, cut, count in tiles)
     block_tiles = work.groups * blocks.count
+    run = 1 if statistics is None else _part_lines(work.phases[0]) * tiles[0][1].count
+    runs = tile_count // run
     # What is larger is read once: the weights of a tile, kept over the samples, or a sample, kept over the tiles.
     weights_outside = prod(work.weight_shape) // block_tiles > work.source.elements
-    with T.parallel(batch * (block_tiles * tile_count)) as task:
-        outer, tile = settle(task // tile_count), settle(task % tile_count)
+    with T.parallel(batch * (block_tiles * runs)) as task:
+        outer, number = settle(task // runs), settle(task % runs)
         inside = batch if weights_outside else block_tiles
         sample, block_tile = (outer % inside, outer // inside) if weights_outside else (outer // inside, outer % inside)
         group = settle(block_tile // blocks.count)
@@ -100,11 +126,15 @@ def write_correlation(work: Correlation, target: Target, batch: Expr, tensors: t
             target,
             batch,
         )
+        if statistics is not None:
+            ((phase, cut, _),) = tiles
+            nest.part(phase, cut, blocks, statistics, (sample * runs + number, number * run, run))
+            return
         first = 0
         for phase, cut, count in tiles:
             end = first + cut.count * count
-            with when(T.And(tile >= first, tile < end)):
-                nest.phase(phase, cut, blocks, tile - first)
+            with when(T.And(number >= first, number < end)):
+                nest.phase(phase, cut, blocks, number - first)
             first = end
 
 
@@ -129,21 +159,53 @@ class _Nest:
 
     def phase(self, phase: Phase, cut: Split, blocks: Split, tile: Expr) -> None:
         """Tile number `tile` of a phase."""
+        for block, vectors in self._blocks(blocks):
+            self._tile_of_line(phase, cut, tile, block, vectors)
+
+    def part(
+        self, phase: Phase, cut: Split, blocks: Split, statistics: Statistics, place: tuple[Expr, Expr, int]
+    ) -> None:
+        """A part: (its number in the batch, its first tile, tiles), and its statistics."""
+        number, first, count = place
+        width = self.work.weight_shape[-1]
+        for block, vectors in self._blocks(blocks):
+            moments = Moments(vectors, width)
+            with T.serial(count) as tile:
+                self._tile_of_line(phase, cut, first + tile, block, vectors, (moments, tile == 0))
+            moments.write(statistics, number, block, part_pixels(phase))
+
+    def _blocks(self, blocks: Split) -> Iterator[tuple[Expr, int]]:
+        """(first channel block, number of them) of this task's tile; the code for each number is written in its turn."""
+        for vectors, first_tile, count, first in blocks.parts:
+            with when(T.And(self.block_tile >= first_tile, self.block_tile < first_tile + count)):
+                yield settle(self.group * blocks.total + first + (self.block_tile - first_tile) * vectors), vectors
+
+    def _tile_of_line(
+        self,
+        phase: Phase,
+        cut: Split,
+        tile: Expr,
+        block: Expr,
+        vectors: int,
+        gathered: tuple[Moments, Expr] | None = None,
+    ) -> None:
         line, item = settle(tile // cut.count), settle(tile % cut.count)
         for size, first, count, first_pixel in cut.parts:
-            for vectors, first_block_tile, block_tiles, first_block in blocks.parts:
-                with when(
-                    T.And(
-                        T.And(item >= first, item < first + count),
-                        T.And(self.block_tile >= first_block_tile, self.block_tile < first_block_tile + block_tiles),
-                    )
-                ):
-                    pixel = settle(line * cut.total + first_pixel + (item - first) * size)
-                    block = self.group * blocks.total + first_block + (self.block_tile - first_block_tile) * vectors
-                    self.tile(phase, pixel, size, settle(block), vectors)
+            with when(T.And(item >= first, item < first + count)):
+                pixel = settle(line * cut.total + first_pixel + (item - first) * size)
+                self.tile(phase, pixel, size, block, vectors, gathered)
 
-    def tile(self, phase: Phase, pixel: Expr, pixels: int, block: Expr, vectors: int) -> None:
-        """`pixels` outputs from `pixel` on (row-major in the phase) of `vectors` channel blocks from `block` on."""
+    def tile(
+        self,
+        phase: Phase,
+        pixel: Expr,
+        pixels: int,
+        block: Expr,
+        vectors: int,
+        gathered: tuple[Moments, Expr] | None = None,
+    ) -> None:
+        """`pixels` outputs from `pixel` on (row-major in the phase) of `vectors` channel blocks from `block` on. `gathered`: the
+        moments they belong to, and whether they are the first ones."""
         if phase.width >= SHORT_ROW:
             row, column = settle(pixel // phase.width), settle(pixel % phase.width)
             places = [(row, column + p) for p in range(pixels)]
@@ -161,6 +223,9 @@ class _Nest:
         for p, k in every:
             y, x = places[p][0] * row_stride + phase.row, places[p][1] * column_stride + phase.column
             store(self.destination, (self.sample, block + k, y, x, lane), sums[p][k, lane])
+            if gathered is not None:
+                moments, is_first = gathered
+                moments.add(k, sums[p][k, lane], is_first if p == 0 else False)
 
     def _sum(
         self, phase: Phase, sums: list[Buffer], places: list[tuple[Expr, Expr]], block: Expr, vectors: int

@@ -1,7 +1,8 @@
 """Batch norm's statistics and the small kernels that turn sums into coefficients.
 
 batch_statistics            x -> sum[N,C], m2[N,C]: a sample's sum, and squared deviations from the sample's own mean
-batch_norm_finish           sums over samples -> mean, var (biased), scale; running statistics updated in place
+                            (a direct convolution or Winograd's gathers them itself, over parts: statistics.py)
+batch_norm_finish           sums over samples or parts -> mean, var (biased), scale; running statistics updated in place
 batch_norm_gradient_finish  sums of dy and dy (x - mean) -> dgamma, dbeta and a, b, c of dx = a dy + b (x - mean) + c
 """
 
@@ -18,7 +19,7 @@ from cross.graph import Shape
 from cross.kernels import access
 from cross.kernels.access import PrimExpr
 from cross.kernels.arithmetic import keep, width_of
-from cross.kernels.loop_nest import Kernel, add_to, lanes, local, spread, store, write_kernel, zeros
+from cross.kernels.loop_nest import Kernel, add_to, lanes, local, spread, store, view, write_kernel, zeros
 from cross.kernels.reduce import accumulators
 from cross.storage import Storage
 
@@ -57,12 +58,16 @@ def batch_statistics_kernel(domain: Shape, x: Storage, outputs: Sequence[Storage
 
 @dataclass(frozen=True)
 class _Partial:
-    """Sums of each sample and channel, [N, C] or [N, C, 1, 1], read a few channels at a time."""
+    """Sums of each sample and channel, [N, C] or [N, C, 1, 1], or of each part and channel; read a few channels at a time."""
 
     buffer: Any
     storage: Storage
+    batch: PrimExpr
 
     def at(self, n: PrimExpr, channel: PrimExpr) -> PrimExpr:
+        if self.storage.kind == "parts":
+            _, parts, channels = self.storage.shape
+            return view(self.buffer, self.batch * parts, channels)[n, channel]
         trailing = [0] * (len(self.storage.axes) - 2)
         width, block = width_of(channel), self.storage.block
         if self.storage.kind == "blocked" and width == block > 1:
@@ -72,17 +77,25 @@ class _Partial:
 
 def _lanes_of(partial: Sequence[Storage], channels: int, length: int, vector: int) -> int:
     """Channels computed together: a vector where they lie side by side in every partial sum, else one."""
-    same = all(s.block == vector if s.kind == "blocked" else len(s.shape) == 2 for s in partial)
+    same = all(s.block == vector if s.kind == "blocked" else s.kind == "parts" or len(s.shape) == 2 for s in partial)
     return vector if same and length % vector == 0 and channels % vector == 0 else 1
 
 
 def _total(kernel: Kernel, width: int, value: Any) -> PrimExpr:
     """Sum value(sample) over the samples, in order."""
-    total = local(width)
-    store(total, (lanes(0, width),), zeros(width))
-    with T.serial(0, kernel.batch) as n:
-        add_to(total, (lanes(0, width),), value(n))
-    return total[lanes(0, width)]
+    return _total_of_parts(kernel.batch, width, lambda n, _: value(n), (1.0, None))
+
+
+def _total_of_parts(parts: PrimExpr, width: int, value: Any, sizes: tuple[float, PrimExpr | None]) -> PrimExpr:
+    """Sum value(part, its size) over the parts, in order; `sizes`: of a part, and of the last one where that differs."""
+    size, last = sizes
+    total, at = local(width), lanes(0, width)
+    store(total, (at,), zeros(width))
+    with T.serial(0, parts if last is None else parts - 1) as n:
+        add_to(total, (at,), value(n, T.float32(size)))
+    if last is not None:
+        add_to(total, (at,), value(parts - 1, last))
+    return total[at]
 
 
 def _count(kernel: Kernel, pixels: int) -> PrimExpr:
@@ -90,30 +103,41 @@ def _count(kernel: Kernel, pixels: int) -> PrimExpr:
     return T.Cast("float32", kernel.batch * pixels)
 
 
+def _parts(kernel: Kernel, partial: Storage, pixels: int) -> tuple[PrimExpr, tuple[float, PrimExpr | None]]:
+    """Number of parts of the batch, and their sizes as `_total_of_parts` takes them. A sample is a part where its statistics
+    were summed by themselves."""
+    part = partial.block if partial.kind == "parts" else pixels
+    if pixels % part == 0:
+        return kernel.batch * (pixels // part), (float(part), None)
+    parts = (kernel.batch * pixels + (part - 1)) // part
+    return parts, (float(part), keep(T.Cast("float32", kernel.batch * pixels - (parts - 1) * part)))
+
+
 def batch_norm_finish_kernel(
     partial: Sequence[Storage], channels: int, length: int, pixels: int, eps: float, momentum: float, vector: int
 ) -> Any:
-    """Arguments: sum, m2 (absent where x has no pixels), gamma, beta, running mean, running var, then sum, m2 over all
+    """Arguments: sum, m2 (absent where x has no pixels) of samples or parts, gamma, beta, running mean, running var, then sum, m2 over all
     samples, mean, var (biased), scale, offset (beta), running mean, running var. The running variance is the unbiased one, as
     in PyTorch. Filled-up channels come out zero."""
     width = _lanes_of(partial, channels, length, vector)
     with write_kernel("batch_norm_finish") as kernel:
-        sources = [_Partial(kernel.tensor(f"partial{i}", s.shape), s) for i, s in enumerate(partial)]
+        sources = [_Partial(kernel.tensor(f"partial{i}", s.shape), s, kernel.batch) for i, s in enumerate(partial)]
         gamma, beta, old_mean, old_var = (kernel.tensor(n, (length,)) for n in ("gamma", "beta", "old_mean", "old_var"))
         names = ("total", "m2", "mean", "var", "scale", "offset", "new_mean", "new_var")
         outputs = {name: kernel.tensor(name, (length,)) for name in names}
         with T.serial(0, channels // width) as group:
             at = lanes(group * width, width)
             count = _count(kernel, pixels)
-            total = _total(kernel, width, lambda n: sources[0].at(n, at))
+            parts, sizes = _parts(kernel, partial[0], pixels)
+            total = _total_of_parts(parts, width, lambda n, _: sources[0].at(n, at), sizes)
             mean = keep(total / count)
 
-            def deviation(n: PrimExpr) -> PrimExpr:
-                shift = keep(sources[0].at(n, at) * T.float32(1.0 / pixels) - mean)
-                spread_out = shift * shift * T.float32(float(pixels))
+            def deviation(n: PrimExpr, size: PrimExpr) -> PrimExpr:
+                shift = keep(sources[0].at(n, at) * (T.float32(1.0) / size) - mean)
+                spread_out = shift * shift * size
                 return spread_out if len(sources) == 1 else sources[1].at(n, at) + spread_out
 
-            m2 = keep(_total(kernel, width, deviation))
+            m2 = keep(_total_of_parts(parts, width, deviation, sizes))
             var = keep(m2 / count)
             scale = keep(gamma[at] / tirx.sqrt(var + T.float32(eps)))
             keep_old, take = T.float32(1.0 - momentum), T.float32(momentum)
@@ -156,7 +180,7 @@ def batch_norm_gradient_finish_kernel(
     dgamma, dbeta, a, b, c. Filled-up channels come out zero."""
     width = _lanes_of(partial, channels, length, vector)
     with write_kernel("batch_norm_gradient_finish") as kernel:
-        sources = [_Partial(kernel.tensor(f"partial{i}", s.shape), s) for i, s in enumerate(partial)]
+        sources = [_Partial(kernel.tensor(f"partial{i}", s.shape), s, kernel.batch) for i, s in enumerate(partial)]
         gamma, var = (kernel.tensor(n, (length,)) for n in ("gamma", "var"))
         names = ("weighted", "dgamma", "dbeta", "a", "b", "c")
         outputs = {name: kernel.tensor(name, (length,)) for name in names}

@@ -24,6 +24,9 @@ from cross.target import Target
 PLACES = 16
 """Of a transformed tile: 4 rows x 4 columns."""
 
+TILE_PIXELS = 4
+"""Outputs of a tile."""
+
 PAIR = 2
 """Channel blocks that are worked on together: inputs and outputs fill them whole."""
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from tvm.script.ir_builder import tirx as T
 
 from cross.graph import Shape
+from cross.kernels.arithmetic import keep
 from cross.kernels.convolution import ConvSpec
 from cross.kernels.convolution_forward import forward_correlation
 from cross.kernels.convolution_input_gradient import input_gradient_correlation
@@ -34,11 +35,13 @@ from cross.kernels.loop_nest import (
     zeros,
 )
 from cross.kernels.products import Factor, Product, add_products, runs
+from cross.kernels.statistics import Moments, Statistics, write_statistics
 from cross.kernels.tiles import register_tile
 from cross.kernels.winograd import (
     GROUP,
     PAIR,
     PLACES,
+    TILE_PIXELS,
     Tiles,
     both_ways,
     chunk_tiles,
@@ -48,6 +51,7 @@ from cross.kernels.winograd import (
     output_tiles,
 )
 from cross.kernels.winograd_weight import is_in_parts, transformed_weight_shape, write_transformed
+from cross.storage import Storage, parts_of_pixels
 from cross.target import Target
 
 MOST_TILES = 528
@@ -79,11 +83,18 @@ def _chunk_shape(channels: int, target: Target) -> Shape:
     return channels // block, PLACES, chunk_tiles(target, channels, CACHES, (LEAST_TILES, MOST_TILES)) + 2, block
 
 
-def winograd_forward(spec: ConvSpec, target: Target) -> PrimFunc:
-    """PrimFunc(x stored with `spec.x_pads`, [w], transformed w, chunk, y stored without pads); w, in weight storage, is there
-    where the weight `is_in_parts`."""
+def winograd_forward(spec: ConvSpec, target: Target, *, statistics: bool = False) -> PrimFunc:
+    """PrimFunc(x stored with `spec.x_pads`, [w], transformed w, chunk, y stored without pads, [sum and m2 of y in
+    `winograd_forward_parts`]); w, in weight storage, is there where the weight `is_in_parts`."""
     work, chunk = forward_correlation(spec, target), forward_chunk_shape(spec, target)
-    return _winograd("winograd_forward", spec, target, work, output_tiles(spec), chunk, is_gradient=False)
+    parts = winograd_forward_parts(spec, target) if statistics else None
+    return _winograd("winograd_forward", spec, target, work, output_tiles(spec), chunk, is_gradient=False, parts=parts)
+
+
+def winograd_forward_parts(spec: ConvSpec, target: Target) -> Storage:
+    """Storage of the statistics of y: a group of tiles is a part."""
+    pixels = spec.out_height * spec.out_width
+    return parts_of_pixels(spec.out_channels, target.channel_block, pixels, TILE_PIXELS * GROUP)
 
 
 def winograd_input_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
@@ -93,7 +104,15 @@ def winograd_input_gradient(spec: ConvSpec, target: Target) -> PrimFunc:
 
 
 def _winograd(
-    name: str, spec: ConvSpec, target: Target, work: Correlation, tiles: Tiles, chunk: Shape, *, is_gradient: bool
+    name: str,
+    spec: ConvSpec,
+    target: Target,
+    work: Correlation,
+    tiles: Tiles,
+    chunk: Shape,
+    *,
+    is_gradient: bool,
+    parts: Storage | None = None,
 ) -> PrimFunc:
     with write_kernel(name) as kernel:
         source = kernel.tensor("source", work.source.shape)
@@ -106,7 +125,8 @@ def _winograd(
             kernel.tensor("chunk", chunk),
             kernel.tensor("out", work.destination.shape),
         )
-        nest = _Nest(work, target, tiles, kernel.batch, is_gradient, *tensors)
+        statistics = None if parts is None else Statistics.of(kernel, parts)
+        nest = _Nest(work, target, tiles, kernel.batch, is_gradient, *tensors, statistics)
         few = _few(spec, target, tiles, kernel.batch, is_gradient) if weight is not None else None
         if few is None:
             nest.write()
@@ -118,6 +138,8 @@ def _winograd(
                         write_lane_sums(spec, target, kernel.batch, direct)
                     else:
                         write_correlation(work, target, kernel.batch, direct)
+                        if statistics is not None:
+                            write_statistics(statistics, kernel.batch, tensors[-1])
                 with T.Else():
                     nest.write()
     return kernel.function
@@ -145,6 +167,7 @@ class _Nest:
     transformed: Buffer
     chunk: Buffer
     destination: Buffer
+    statistics: Statistics | None
 
     @property
     def in_blocks(self) -> int:
@@ -224,8 +247,9 @@ class _Nest:
             store(products, (place, block + k, inside + i, lane), sums[i][k, lane])
 
     def _outputs(self, products: Buffer, first: Expr, count: Expr, block: Expr) -> None:
-        """The outputs of a group from its products."""
+        """The outputs of a group from its products, and their statistics."""
         lane = lanes(0, self.width)
+        moments = None if self.statistics is None else Moments(PAIR, self.width)
         with T.serial(count) as inside:
             sample, row, column = self.tiles.place(first + inside)
             for k in range(PAIR):
@@ -236,4 +260,9 @@ class _Nest:
                 outputs = both_ways(output_line, read, 4)
                 for i in range(2):
                     for j in range(2):
-                        store(self.destination, (sample, block + k, row + i, column + j, lane), outputs[i][j])
+                        value = outputs[i][j] if moments is None else keep(outputs[i][j])
+                        store(self.destination, (sample, block + k, row + i, column + j, lane), value)
+                        if moments is not None:
+                            moments.add(k, value, inside == 0 if i == j == 0 else False)
+        if self.statistics is not None and moments is not None:
+            moments.write(self.statistics, first // GROUP, block, count * TILE_PIXELS)

@@ -28,6 +28,7 @@ class Target:
     ram_mib: int
     llvm_attrs: tuple[str, ...] = ()
     rvv: bool = False
+    in_order: bool = False
     scalar_kernels: tuple[str, ...] = ()
     qemu: tuple[str, ...] = ()
 
@@ -47,6 +48,12 @@ class Target:
     @property
     def vector_bits(self) -> int:
         return self.vector_floats * 32 if self.vector_floats > 1 else 0
+
+    @property
+    def loads_together(self) -> bool:
+        """Whether a load waits for the multiply-adds before it, so that many loads are best done at once: in-order ARM cores,
+        whose vector loads and multiply-adds do not begin together. Else they are best spread between them."""
+        return self.in_order and self.arch == "aarch64"
 
     def takes_vectors(self, operator: str) -> bool:
         """Whether this operator's kernels are compiled with V: on RISC-V some take fewer instructions without."""

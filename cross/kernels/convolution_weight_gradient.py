@@ -17,7 +17,8 @@ whole line of them; only with a dilation is each kernel column a line of its own
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -34,13 +35,13 @@ from cross.kernels.loop_nest import (
     lanes,
     local,
     settle,
-    spread,
     store,
     view,
     when,
     write_kernel,
     zeros,
 )
+from cross.kernels.products import Factor, Product, add_products, runs
 from cross.kernels.tiles import Split, chunk, parts_of_sums, register_tile, split
 from cross.target import Target
 
@@ -54,7 +55,7 @@ TASK_BYTES = 12 << 10
 """Of dw that a task goes through for each chunk, at most, where it takes several blocks of input channels."""
 
 UNROLLED_COLUMNS = 8
-"""Rows up to so many pixels are unrolled whole, longer ones by four."""
+"""Rows up to so many pixels are unrolled whole, longer ones by four, or by as many where a run of products is to be long."""
 
 ENOUGH_TASKS_A_CORE = 3
 
@@ -132,7 +133,7 @@ def _write_parts(spec: ConvSpec, target: Target, batch: Expr, tensors: tuple[Buf
                 with T.serial(count) as tile:
                     block = settle(group * cut.blocks.total + first_block + tile * size)
                     first_sum = settle(part * out_blocks + block)
-                    nest = _Nest(spec, x, dy, each, begin, group * in_blocks, block, first_sum, size, cut.line)
+                    nest = _Nest(target, spec, x, dy, each, begin, group * in_blocks, block, first_sum, size, cut.line)
                     nest.tiles((0, in_blocks), (0, kernel_rows), (0, cut.line.count), samples, rows)
     vectors = in_blocks * kernel_rows * lines * line
     each, dw = view(sums, parts, out_blocks, vectors, width), view(dw, out_blocks, vectors, width)
@@ -171,7 +172,7 @@ def write_weight_gradient(spec: ConvSpec, target: Target, batch: Expr, tensors: 
         for size, first, count, first_block in blocks.parts:
             with when(T.And(block_tile >= first, block_tile < first + count)):
                 block = settle(group * blocks.total + first_block + (block_tile - first) * size)
-                nest = _Nest(spec, x, dy, dw, 0, settle(group * in_blocks), block, block, size, cut.line)
+                nest = _Nest(target, spec, x, dy, dw, 0, settle(group * in_blocks), block, block, size, cut.line)
                 inputs, kernel_part, tiles = (
                     _range(place[axis], shares[axis], shape)
                     for axis, shape in ((1, in_blocks), (2, kernel_rows), (3, cut.line.count))
@@ -208,6 +209,7 @@ class _Nest:
     """A tile of output blocks, written once for each size of tile. x is [N, C blocks, rows, columns * channels], dw is
     [O blocks, C blocks of a group, R, lines, line, v]. `begin`: the first sample; its first chunk sets dw, others add to it."""
 
+    target: Target
     spec: ConvSpec
     x: Buffer
     dy: Buffer
@@ -253,24 +255,30 @@ class _Nest:
             with T.Else():
                 for i, k in every:
                     store(sums[i], (k, lane), zeros(self.width))
-        unrolled = self.spec.out_width if self.spec.out_width <= UNROLLED_COLUMNS else 4
+        most = UNROLLED_COLUMNS if self.target.in_order else 4
+        unrolled = self.spec.out_width if self.spec.out_width <= UNROLLED_COLUMNS else most
         whole = self.spec.out_width // unrolled
         with T.serial(samples[1]) as n, T.serial(rows[1]) as h:
             pixel = samples[0] + n, rows[0] + h
             with T.serial(whole) as outer:
-                for column in range(unrolled):
-                    self._pixel(sums, (c, r, line, first), (*pixel, outer * unrolled + column))
-            for column in range(whole * unrolled, self.spec.out_width):
-                self._pixel(sums, (c, r, line, first), (*pixel, column))
+                for run in runs(self.target, unrolled):
+                    pixels = [(*pixel, outer * unrolled + column) for column in run]
+                    self._add_pixels(sums, (c, r, line, first), pixels)
+            for run in runs(self.target, self.spec.out_width - whole * unrolled):
+                pixels = [(*pixel, whole * unrolled + column) for column in run]
+                self._add_pixels(sums, (c, r, line, first), pixels)
         for i, k in every:
             store(self.dw, (self.dw_block + k, c, r, line, first + i, lane), sums[i][k, lane])
 
-    def _pixel(self, sums: list[Buffer], place: tuple[Expr, ...], pixel: tuple[Expr, Expr, Expr]) -> None:
-        spec, (c, r, line, first), (n, h, w) = self.spec, place, pixel
-        y = h * spec.strides[0] + r * spec.dilations[0] + spec.x_pads[0] - spec.pads[0]
-        x = w * spec.strides[1] + line * spec.dilations[1] + spec.x_pads[1] - spec.pads[1]
-        for i in range(len(sums)):
-            value = spread(self.x[n, self.first_x_block + c, y, x * self.depth + first + i], self.width)
-            for k in range(self.vectors):
-                gradient = self.dy[n, self.block + k, h + spec.y_pads[0], w + spec.y_pads[1], lanes(0, self.width)]
-                add_to(sums[i], (k, lanes(0, self.width)), value * gradient)
+    def _add_pixels(
+        self, sums: list[Buffer], place: tuple[Expr, ...], pixels: Sequence[tuple[Expr, Expr, Expr]]
+    ) -> None:
+        spec, (c, r, line, first), products = self.spec, place, []
+        for number, (n, h, w) in enumerate(pixels):
+            y = h * spec.strides[0] + r * spec.dilations[0] + spec.x_pads[0] - spec.pads[0]
+            x = w * spec.strides[1] + line * spec.dilations[1] + spec.x_pads[1] - spec.pads[1]
+            for i, k in itertools.product(range(len(sums)), range(self.vectors)):
+                value = Factor(number, self.x, (n, self.first_x_block + c, y), x * self.depth + first, i)
+                at = n, self.block + k, h + spec.y_pads[0], w + spec.y_pads[1]
+                products.append(Product(sums[i], k, value, Factor((number, k), self.dy, at, 0, 0, self.width)))
+        add_products(self.target, products, len(sums) * self.vectors)

@@ -13,6 +13,7 @@ With statistics of the output (forward pass) a task takes a part of a sample's p
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -25,18 +26,17 @@ from cross.kernels.loop_nest import (
     Buffer,
     Expr,
     PrimFunc,
-    add_to,
     lanes,
     local,
     opaque_serial,
     prefetch,
     settle,
-    spread,
     store,
     when,
     write_kernel,
     zeros,
 )
+from cross.kernels.products import Factor, Product, add_products, runs
 from cross.kernels.statistics import PART_PIXELS, Moments, Statistics
 from cross.kernels.tiles import Split, fits_with, register_tile, split
 from cross.storage import Storage
@@ -236,27 +236,30 @@ class _Nest:
         rows, columns = phase.row_taps, phase.column_taps
         unrolled = columns.count if fits_with(self.target, len(places) * vectors, columns.count * vectors) else 1
         reads = self._reads(phase, places, range(unrolled))
-        first_source, lane, rows_of_line = settle(self.group * group_blocks), lanes(0, width), CACHE_LINE // width
+        first_source, rows_of_line = settle(self.group * group_blocks), CACHE_LINE // width
         with (
             T.serial(group_blocks) as c,
             T.serial(rows.count) as j,
             opaque_serial(columns.count // unrolled, self.batch) as outer,
         ):
             r = rows.first + j * rows.step
-            with T.unroll(depth) as i:
+            for run in runs(self.target, depth):
                 if self.ahead:
                     taps = [columns.first + (outer + tap) * columns.step for tap in range(unrolled)]
-                    with when(i % rows_of_line == 0 if rows_of_line > 1 else True):
-                        self._fetch([(block + k, c + 1, r, s, i) for s in taps for k in range(vectors)])
-                for row, column, users in reads:
+                    lines = [i for i in run if i % rows_of_line == 0] if rows_of_line > 1 else run
+                    self._fetch([(block + k, c + 1, r, s, i) for i in lines for s in taps for k in range(vectors)])
+                products = []
+                for i, (number, (row, column, users)) in itertools.product(run, enumerate(reads)):
                     y = row * self.work.in_strides[0] + rows.offset + j * rows.offset_step
                     x = column + outer * columns.offset_step
-                    pixel = spread(self.source[self.sample, first_source + c, y, x, i], width)
+                    pixel = Factor(number, self.source, (self.sample, first_source + c, y, x), 0, i)
                     # Used up at once: only the sums, the weights and one broadcast take registers.
                     for p, tap in users:
                         s = columns.first + (outer + tap) * columns.step
                         for k in range(vectors):
-                            add_to(sums[p], (k, lane), pixel * self.weight[block + k, c, r, s, i, lane])
+                            weight = Factor((k, tap, i), self.weight, (block + k, c, r, s, i), 0, 0, width)
+                            products.append(Product(sums[p], k, pixel, weight))
+                add_products(self.target, products, len(places) * vectors)
 
     def _fetch(self, places: list[tuple[Expr, ...]]) -> None:
         """Weights of the next input block, which come from memory while this one's are multiplied."""

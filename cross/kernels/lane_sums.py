@@ -11,6 +11,7 @@ the number of threads.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,8 @@ from tvm.script.ir_builder import tirx as T
 
 from cross.kernels.arithmetic import keep, transposed
 from cross.kernels.convolution import ConvSpec, Phase, input_gradient_phases
-from cross.kernels.loop_nest import Buffer, Expr, add_to, lanes, local, prefetch, scratch, settle, store, zeros
+from cross.kernels.loop_nest import Buffer, Expr, lanes, local, prefetch, scratch, settle, store, zeros
+from cross.kernels.products import Factor, Product, add_products
 from cross.target import Target
 
 MOST_PIXELS = 64
@@ -47,7 +49,7 @@ def write_lane_sums(spec: ConvSpec, target: Target, batch: Expr, tensors: tuple[
         parts.append(_Part(phase, places))
         places += -(-most * phase.height * phase.width // pixels) * pixels
     with T.parallel(int(tensors[1].shape[1])) as task:
-        nest = _Nest(spec, batch, *tensors, settle(task), scratch(depth, places, depth), pixels, channels)
+        nest = _Nest(target, spec, batch, *tensors, settle(task), scratch(depth, places, depth), pixels, channels)
         nest.sum(parts, _blocks(spec, target, depth))
         for part in parts:
             nest.add_lanes(part, not target.rvv)
@@ -88,6 +90,7 @@ class _Part:
 class _Nest:
     """The body of a task: `block` of input channels; `sums` [i, pixel, lane]."""
 
+    target: Target
     spec: ConvSpec
     batch: Expr
     dy: Buffer
@@ -137,14 +140,19 @@ class _Nest:
                 for p, i in every:
                     store(totals[p], (i, lane), zeros(self.depth))
         rows, columns = phase.row_taps, phase.column_taps
-        with T.serial(blocks[1]) as k, T.grid(rows.count, columns.count) as (j, m):
-            out, r, s = blocks[0] + k, rows.first + j * rows.step, columns.first + m * columns.step
-            y, x = rows.offset + j * rows.offset_step, columns.offset + m * columns.offset_step
-            prefetch(self.weight, (out + blocks[2], self.block, r, s, other, 0))
-            for i in range(self.channels):
-                for p, (n, row, column) in enumerate(places):
-                    gradient = self.dy[n, out, row + y, column + x, lane]
-                    add_to(totals[p], (i, lane), gradient * self.weight[out, self.block, r, s, line + i, lane])
+        taps = columns.count if self.target.in_order else 1
+        with T.serial(blocks[1]) as k, T.grid(rows.count, columns.count // taps) as (j, outer):
+            products = []
+            for tap in range(taps):
+                m = outer * taps + tap
+                out, r, s = blocks[0] + k, rows.first + j * rows.step, columns.first + m * columns.step
+                y, x = rows.offset + j * rows.offset_step, columns.offset + m * columns.offset_step
+                prefetch(self.weight, (out + blocks[2], self.block, r, s, other, 0))
+                for i, (p, (n, row, column)) in itertools.product(range(self.channels), enumerate(places)):
+                    gradient = Factor((tap, p), self.dy, (n, out, row + y, column + x), 0, 0, self.depth)
+                    weight = Factor((tap, i), self.weight, (out, self.block, r, s, line + i), 0, 0, self.depth)
+                    products.append(Product(totals[p], i, gradient, weight))
+            add_products(self.target, products, len(every))
         for p, i in every:
             store(self.sums, (line + i, part.first + pixel + p, lane), totals[p][i, lane])
 

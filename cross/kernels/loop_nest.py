@@ -120,8 +120,17 @@ CACHE_LINE = 16
 
 def prefetch(buffer: Buffer, index: tuple[Expr, ...]) -> None:
     """Ask for the cache line of an element, into the second-level cache. It need not exist: nothing is read."""
-    address = tirx.call_intrin("handle", "tirx.address_of", buffer[index])
-    T.evaluate(tirx.call_intrin("void", "tirx.prefetch", address, 0, 2, 1))
+    T.evaluate(tirx.call_intrin("void", "tirx.prefetch", address_of(buffer, index), 0, 2, 1))
+
+
+def address_of(buffer: Buffer, index: tuple[Expr, ...]) -> Expr:
+    return tirx.call_intrin("handle", "tirx.address_of", buffer[index])
+
+
+def keep_order(value: Expr) -> None:
+    """LLVM's instruction scheduler moves nothing from one side of this to the other. It is no instruction, but a use of a
+    value, which stays in its register at least until here."""
+    T.evaluate(tirx.call_llvm_intrin("void", "llvm.fake.use", value))
 
 
 def opaque_serial(count: int, batch: Expr) -> Any:

@@ -10,6 +10,7 @@ the convolution itself instead, a part of the output channels at a time (`is_in_
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from tvm.script.ir_builder import tirx as T
@@ -25,16 +26,15 @@ from cross.kernels.loop_nest import (
     Buffer,
     Expr,
     PrimFunc,
-    add_to,
     lanes,
     local,
     scratch,
     settle,
-    spread,
     store,
     write_kernel,
     zeros,
 )
+from cross.kernels.products import Factor, Product, add_products, runs
 from cross.kernels.statistics import Moments, Statistics, write_statistics
 from cross.kernels.tiles import register_tile
 from cross.kernels.winograd import (
@@ -234,12 +234,15 @@ class _Nest:
         tile = settle(begin + inside)
         for i, k in every:
             store(sums[i], (k, lane), zeros(self.width))
-        with T.serial(self.in_blocks) as c, T.unroll(int(self.chunk.shape[-1])) as channel:
-            for i in range(shape[0]):
-                value = spread(self.chunk[c, place, tile + i, channel], self.width)
-                for k in range(shape[1]):
-                    weight = self.transformed[pair + (block + k), place, c, channel, lane]
-                    add_to(sums[i], (k, lane), value * weight)
+        with T.serial(self.in_blocks) as c:
+            for run in runs(self.target, int(self.chunk.shape[-1])):
+                factors = []
+                for channel, (i, k) in itertools.product(run, every):
+                    value = Factor(i, self.chunk, (c, place, tile + i), 0, channel)
+                    row = (pair + (block + k), place, c, channel)
+                    weight = Factor((k, channel), self.transformed, row, 0, 0, self.width)
+                    factors.append(Product(sums[i], k, value, weight))
+                add_products(self.target, factors, len(every))
         for i, k in every:
             store(products, (place, block + k, inside + i, lane), sums[i][k, lane])
 

@@ -27,12 +27,12 @@ from cross.kernels.loop_nest import (
     local,
     scratch,
     settle,
-    spread,
     store,
     when,
     write_kernel,
     zeros,
 )
+from cross.kernels.products import Factor, Product, add_steps
 from cross.kernels.tiles import parts_of_sums, register_tile, split
 from cross.kernels.winograd import (
     GROUP,
@@ -277,11 +277,18 @@ class _Nest:
                         store(registers[i], (k, lane), sums[(*at, place, block + k, item + i, lane)])
                 with T.Else():
                     clear()
-        with T.serial(count) as tile:
-            for i in range(scalars):
-                value = spread(self.x_chunk[x_line, place, tile, item + i], width)
-                for k in range(vectors):
-                    gradient = self.dy_chunk[dy_line, place, tile, lanes((block + k) * width, width)]
-                    add_to(registers[i], (k, lane), value * gradient)
+
+        def at_tile(tile: Expr, number: int) -> list[Product]:
+            return [
+                Product(
+                    registers[i],
+                    k,
+                    Factor(number, self.x_chunk, (x_line, place, tile), item, i),
+                    Factor((number, k), self.dy_chunk, (dy_line, place, tile), (block + k) * width, 0, width),
+                )
+                for i, k in every
+            ]
+
+        add_steps(self.target, count, at_tile, len(every))
         for i, k in every:
             store(sums, (*at, place, block + k, item + i, lane), registers[i][k, lane])

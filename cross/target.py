@@ -26,6 +26,7 @@ class Target:
     l1_kib: int
     l2_kib: int
     ram_mib: int
+    l3_kib: int = 0
     llvm_attrs: tuple[str, ...] = ()
     rvv: bool = False
     in_order: bool = False

@@ -41,8 +41,8 @@ def by_winograd(kernels: Kernels) -> Convolutions:
     ("model", "target", "counts"),
     (
         ("resnet8", "x86-64-avx2", (0, 0)),
-        ("vgg16", "bpi-f3", (25, 0)),
-        ("resnet18", "rpi4", (30, 0)),
+        ("vgg16", "bpi-f3", (26, 0)),
+        ("resnet18", "rpi4", (36, 0)),
         ("resnet18-imagenet", "x86-64-avx2", (30, 0)),
     ),
 )

@@ -179,3 +179,10 @@ def test_nests_can_be_written_for_every_target(name: str) -> None:
     assert suits_winograd(spec, target)
     for write in (winograd_forward, winograd_input_gradient, winograd_weight_gradient):
         assert write(spec, target) is not None
+
+
+@pytest.mark.parametrize(("name", "tiles"), (("rpi4", 96), ("rpi3", 48), ("rpi5", 240), ("x86-64-avx512", 480)))
+def test_a_chunk_stays_in_the_last_cache(name: str, tiles: int) -> None:
+    """64 channels: 4 KiB a tile. Half of a second-level cache before memory, in whole groups; two of one before a third."""
+    target, spec = load_targets()[name], with_needed_pads(ConvSpec(64, 64, 32, 32, (3, 3), pads=SAME))
+    assert forward_chunk_shape(spec, target)[2] - 2 == input_gradient_chunk_shape(spec, target)[2] - 2 == tiles

@@ -122,7 +122,9 @@ def both_ways(line: Line, read: Callable[[int, int], Expr], extent: int) -> list
     return [list(line([column[i] for column in columns])) for i in range(len(columns[0]))]
 
 
-def chunk_tiles(target: Target, channels: int, caches: int, bounds: tuple[int, int]) -> int:
-    """Tiles of a chunk, whole groups between `bounds`: transformed they take so many second-level caches."""
-    fitting = caches * target.l2_kib * 1024 // (PLACES * channels * 4)
+def chunk_tiles(target: Target, channels: int, caches: int, bounds: tuple[int, int], parts: int = 1) -> int:
+    """Tiles of a chunk, whole groups between `bounds`: transformed they take so many second-level caches. Where that cache is the
+    last before memory, the chunks of all parts together take half of it."""
+    size = caches * target.l2_kib * 1024 if target.l3_kib else target.l2_kib * 512 // parts
+    fitting = size // (PLACES * channels * 4)
     return max(bounds[0], min(bounds[1], fitting) // GROUP * GROUP)

@@ -69,18 +69,18 @@ CACHES = 2
 
 def forward_chunk_shape(spec: ConvSpec, target: Target) -> Shape:
     """Physical shape of the chunk of transformed tiles that `winograd_forward` works with."""
-    return _chunk_shape(spec.in_channels, target)
+    return _chunk_shape(spec, spec.in_channels, target)
 
 
 def input_gradient_chunk_shape(spec: ConvSpec, target: Target) -> Shape:
     """The same for `winograd_input_gradient`."""
-    return _chunk_shape(spec.out_channels, target)
+    return _chunk_shape(spec, spec.out_channels, target)
 
 
-def _chunk_shape(channels: int, target: Target) -> Shape:
+def _chunk_shape(spec: ConvSpec, channels: int, target: Target) -> Shape:
     """[input blocks, 16, tiles, i]; two more tiles than are used keep the 16 places apart in the cache."""
-    block = target.channel_block
-    return channels // block, PLACES, chunk_tiles(target, channels, CACHES, (LEAST_TILES, MOST_TILES)) + 2, block
+    block, least = target.channel_block, LEAST_TILES if target.l3_kib or is_in_parts(spec) else GROUP
+    return channels // block, PLACES, chunk_tiles(target, channels, CACHES, (least, MOST_TILES)) + 2, block
 
 
 def winograd_forward(spec: ConvSpec, target: Target, *, statistics: bool = False) -> PrimFunc:

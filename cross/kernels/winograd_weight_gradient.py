@@ -85,7 +85,7 @@ def weight_gradient_chunk_shapes(spec: ConvSpec, target: Target) -> tuple[Shape,
     channels of a line]; where there are several parts, their sums too, [parts, lines of x, lines of dy, 16, 2, line, v]."""
     line, parts = PAIR * target.channel_block, parts_of(spec, target)
     if parts > 1:
-        tiles = chunk_tiles(target, spec.in_channels + spec.out_channels, 1, (GROUP, MOST_TILES))
+        tiles = chunk_tiles(target, spec.in_channels + spec.out_channels, 1, (GROUP, MOST_TILES), parts)
         x_lines, dy_lines = spec.in_channels // line, spec.out_channels // line
         x_chunk, dy_chunk = ((parts * lines, PLACES, tiles + 1, line) for lines in (x_lines, dy_lines))
         return x_chunk, dy_chunk, (parts, x_lines, dy_lines, PLACES, PAIR, line, target.channel_block)

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import tvm
 
-from cross.compile_kernels import compile_kernel as compile_kernel_of_build
-from cross.compile_kernels import with_vector_features
 from cross.kernels.convolution import ConvSpec, with_needed_pads
 from cross.kernels.convolution_forward import convolution_forward
 from cross.kernels.convolution_input_gradient import convolution_input_gradient, weight_transpose
@@ -30,7 +28,7 @@ from cross.kernels.embedding import EmbeddingSpec, embedding, embedding_gradient
 from cross.kernels.grouped import grouped_forward, grouped_input_gradient, grouped_weight_gradient
 from cross.storage import NO_PADS
 from cross.target import Target, find_target
-from cross.toolchain import run_compiler
+from tests.kernel_assembly import assembly_of_build, heaviest_loop
 from tests.kernel_tensors import HOST, Runner, compile_kernel, empty
 
 CONVOLUTION = with_needed_pads(ConvSpec(32, 32, 16, 16, (3, 3), pads=(1, 1, 1, 1)))
@@ -127,34 +125,10 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(build: Any) -> None:
     assert np.array_equal(results[0], results[1])
 
 
-def _rvv_assembly(function: Any, target: Target, folder: Path) -> str:
-    """As `cross.compile_kernels` makes it, up to the last step."""
-    ir = compile_kernel_of_build("taste_kernel", function, target).mod.inspect_source("ll")
-    source, output = folder / "kernel.ll", folder / "kernel.s"
-    source.write_text(with_vector_features(ir, target))
-    flags = ["-O3", "-Wno-override-module", "-fPIC", "-S"]
-    run_compiler(target.zig_static_triple, [*flags, source, "-o", output]).check_returncode()
-    return output.read_text()
-
-
-def _heaviest_loop(assembly: str, instruction: str) -> list[str]:
-    """Of all stretches from a label to a branch back to it, without a label between: the one with most of an instruction."""
-    loops: list[list[str]] = []
-    label, body = "", list[str]()
-    for line in (" ".join(line.partition("#")[0].split()) for line in assembly.splitlines()):
-        if line.endswith(":"):
-            label, body = line[:-1], []
-        elif label and line.endswith(label):
-            loops.append(body)
-        elif line and not line.startswith("."):
-            body.append(line)
-    return max(loops, key=lambda loop: sum(line.startswith(instruction) for line in loop))
-
-
 @pytest.mark.parametrize("build", [convolution_forward, convolution_input_gradient, convolution_weight_gradient])
 def test_rvv_kernels_keep_their_sums_in_vector_registers(build: Any, tmp_path: Path) -> None:
     target = find_target("bpi-f3")
-    loop = _heaviest_loop(_rvv_assembly(build(CONVOLUTION, target), target, tmp_path), "vfma")
+    loop = heaviest_loop(assembly_of_build(build(CONVOLUTION, target), target, tmp_path), re.compile("vfma"))
     # vfmadd is the same where a weight is used for the last time: the sum takes its register.
     products = [line for line in loop if re.match(r"(vfmacc|vfmadd)\.v[vf] ", line)]
     sums = {line.split()[1] for line in products}

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cross.compile_kernels import compile_kernel, with_vector_features
 from cross.kernels.convolution import ConvSpec, with_needed_pads
 from cross.kernels.convolution_forward import convolution_forward
 from cross.kernels.convolution_input_gradient import convolution_input_gradient
 from cross.kernels.convolution_weight_gradient import convolution_weight_gradient
 from cross.kernels.winograd_correlation import winograd_forward
 from cross.kernels.winograd_weight_gradient import winograd_weight_gradient
-from cross.target import Target, find_target
-from cross.toolchain import run_compiler
+from cross.target import find_target
+from tests.kernel_assembly import assembly_of_build, heaviest_loop
 from tests.kernel_tensors import Runner
 
 SAME = (1, 1, 1, 1)
@@ -64,7 +63,7 @@ def test_products_do_not_wait_for_loads(board: str, tmp_path: Path) -> None:
     """Of the loads of the heaviest loop hardly one is used within the next three instructions."""
     target = find_target(board)
     spec = with_needed_pads(ConvSpec(64, 64, 16, 16, (3, 3), pads=SAME))
-    loop = _heaviest_loop(_assembly(winograd_forward(spec, target), target, tmp_path))
+    loop = heaviest_loop(assembly_of_build(winograd_forward(spec, target), target, tmp_path), PRODUCT)
     loads, hurried = 0, 0
     for number, line in enumerate(loop):
         for register in _loaded(line):
@@ -73,31 +72,6 @@ def test_products_do_not_wait_for_loads(board: str, tmp_path: Path) -> None:
     # As LLVM places them, every twelfth load or more.
     assert loads >= 32
     assert hurried <= loads // 40, f"{hurried} of {loads} loads are used at once"
-
-
-def _assembly(function: Any, target: Target, folder: Path) -> str:
-    module = compile_kernel("taste_conv2d_0123456789ab", function, target).mod
-    if not target.rvv:
-        return str(module.inspect_source("s"))
-    source, output = folder / "kernel.ll", folder / "kernel.s"
-    source.write_text(with_vector_features(module.inspect_source("ll"), target))
-    flags = ["-O3", "-Wno-override-module", "-fPIC", "-S", source, "-o", output]
-    run_compiler(target.zig_static_triple, flags).check_returncode()
-    return output.read_text()
-
-
-def _heaviest_loop(assembly: str) -> list[str]:
-    """Of all stretches from a label to a branch back to it, without a label between: the one with most products."""
-    loops: list[list[str]] = []
-    label, body = "", list[str]()
-    for line in (" ".join(re.split(r"//|# ", line)[0].split()) for line in assembly.splitlines()):
-        if line.endswith(":"):
-            label, body = line[:-1], []
-        elif label and line.endswith(label):
-            loops.append(body)
-        elif line and not line.startswith("."):
-            body.append(line)
-    return max(loops, key=lambda loop: sum(bool(PRODUCT.match(line)) for line in loop))
 
 
 def _loaded(line: str) -> set[str]:

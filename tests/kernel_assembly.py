@@ -18,7 +18,7 @@ def assembly_of_build(function: Any, target: Target, folder: Path) -> str:
         return str(module.inspect_source("s"))
     source, output = folder / "kernel.ll", folder / "kernel.s"
     source.write_text(with_vector_features(module.inspect_source("ll"), target))
-    flags = ["-O3", "-Wno-override-module", "-fPIC", "-S", source, "-o", output]
+    flags: list[str | Path] = ["-O3", "-Wno-override-module", "-fPIC", "-S", source, "-o", output]
     run_compiler(target.zig_static_triple, flags).check_returncode()
     return output.read_text()
 

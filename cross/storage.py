@@ -120,17 +120,13 @@ def depthwise_weight(shape: Shape, vector: int) -> Storage:
     return Storage("weight", "float32", (blocks(channels, block), rows, columns, block), axes, 0, block)
 
 
-def row_major(kind: str, shape: Shape, block: int = 1) -> Storage:
-    """What only kernels read and write: its physical shape is its canonical one."""
-    return replace(plain(TensorType(shape)), kind=kind, block=block)
-
-
 def parts_of_pixels(channels: int, vector: int, pixels: int, part: int) -> Storage:
     """Sums a channel over parts of `part` pixels (`block` of the storage) of a tensor [N, channels, pixels]: [N, parts a sample,
     channels filled up]. Parts are numbered over the whole batch, so one may span samples; the last one has what is left, and
     what would lie behind it is not written."""
     block = channel_block(channels, vector)
-    return row_major("parts", (BATCH, -(-pixels // part), blocks(channels, block) * block), part)
+    shape = BATCH, -(-pixels // part), blocks(channels, block) * block
+    return replace(plain(TensorType(shape)), kind="parts", block=part)
 
 
 def vector_of(shape: Shape, vector: int) -> Storage:

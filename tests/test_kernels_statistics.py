@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -82,7 +80,8 @@ def test_winograd_gathers_statistics(name: str, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(winograd_weight_module, "LARGE_BYTES", 0)
     spec = with_needed_pads(WINOGRAD[name])
     run, parts = Runner(winograd_forward(spec, HOST, statistics=True)), winograd_forward_parts(spec, HOST)
-    chunk, transformed = (np.full(shape, np.nan, "float32") for shape in _temporaries(spec))
+    shapes = forward_chunk_shape(spec, HOST), transformed_weight_shape(spec, HOST, False)
+    chunk, transformed = (np.full(shape, np.nan, "float32") for shape in shapes)
     for batch in (1, 2, 4, 9):
         x, w = _inputs(spec, batch)
         ws = stored(w, spec.weight_storage(HOST))
@@ -92,10 +91,6 @@ def test_winograd_gathers_statistics(name: str, monkeypatch: pytest.MonkeyPatch)
         arrays = [empty(spec.y_storage(HOST, NO_PADS), batch), empty(parts, batch), empty(parts, batch)]
         run(stored(x, spec.x_storage(HOST)), *weights, chunk, *arrays)
         _check(spec, parts, arrays)
-
-
-def _temporaries(spec: ConvSpec) -> tuple[Any, Any]:
-    return forward_chunk_shape(spec, HOST), transformed_weight_shape(spec, HOST, False)
 
 
 def _node(op: str, inputs: str, outputs: str, block: int = 0, **attrs: object) -> Node:

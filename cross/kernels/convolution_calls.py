@@ -8,6 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from cross.graph import TensorType
 from cross.kernels import convolution as conv
 from cross.kernels import depthwise, grouped
 from cross.kernels.convolution_forward import convolution_forward, forward_parts
@@ -33,7 +34,7 @@ from cross.kernels.winograd_weight_gradient import (
     weight_gradient_chunk_shapes,
     winograd_weight_gradient,
 )
-from cross.storage import Storage, row_major
+from cross.storage import Storage, plain
 
 
 def conv2d(site: Site) -> list[SiteCall]:
@@ -83,7 +84,7 @@ def conv2d_input_gradient(site: Site) -> list[SiteCall]:
         lambda: convolution_input_gradient(spec, target),
         (dy, weight, copy, node.outputs[0]) if few else (dy, copy, node.outputs[0]),
         (0, conv.flops(spec)),
-        {copy: row_major("plain", shape)},
+        {copy: plain(TensorType(shape))},
     )
     if few:
         return [product]
@@ -132,7 +133,7 @@ def _winograd_correlation(
     target, (x, weight), (y, *statistics) = site.target, site.node.inputs, site.node.outputs
     transformed, chunk = f"{weight}:transformed~{y}", f"{y}:chunk"
     shape = transformed_weight_shape(spec, target, is_gradient)
-    temporaries = {transformed: row_major("plain", shape), chunk: row_major("plain", chunk_shape)}
+    temporaries = {transformed: plain(TensorType(shape)), chunk: plain(TensorType(chunk_shape))}
     sources = (x, weight) if is_in_parts(spec) else (x,)
     arguments = (*sources, transformed, chunk, y, *statistics)
     product = SiteCall(name, (spec, target.name), build, arguments, (0, conv.flops(spec)), temporaries)
@@ -164,6 +165,6 @@ def _convolution_call(
 ) -> SiteCall:
     """A kernel over the node's inputs, temporaries of these physical `shapes`, by name, and the node's outputs. `op`: where the
     kernel is called otherwise than the node."""
-    node, temporaries = site.node, {name: row_major("plain", shape) for name, shape in shapes.items()}
+    node, temporaries = site.node, {name: plain(TensorType(shape)) for name, shape in shapes.items()}
     arguments = (*node.inputs, *temporaries, *node.outputs)
     return SiteCall(op or node.op, (spec, site.target.name), build, arguments, (0, conv.flops(spec)), temporaries)

@@ -38,7 +38,7 @@ from cross.kernels.loop_nest import (
 )
 from cross.kernels.products import Factor, Product, add_products, runs
 from cross.kernels.statistics import PART_PIXELS, Moments, Statistics
-from cross.kernels.tiles import Split, fits_with, register_tile, split
+from cross.kernels.tiles import Split, fits_with, largest_divisor, register_tile, split
 from cross.storage import Storage
 from cross.target import Target
 
@@ -69,9 +69,7 @@ def _line(phase: Phase) -> tuple[int, int]:
 def _part_lines(phase: Phase) -> int:
     """Lines of a part: a divisor of their number, so that no part is smaller than the others."""
     pixels, number = _line(phase)
-    return max(
-        lines for lines in range(1, number + 1) if number % lines == 0 and (lines == 1 or lines * pixels <= PART_PIXELS)
-    )
+    return largest_divisor(number, PART_PIXELS // pixels)
 
 
 def part_pixels(phase: Phase) -> int:

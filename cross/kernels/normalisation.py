@@ -116,9 +116,9 @@ def _parts(kernel: Kernel, partial: Storage, pixels: int) -> tuple[PrimExpr, tup
 def batch_norm_finish_kernel(
     partial: Sequence[Storage], channels: int, length: int, pixels: int, eps: float, momentum: float, vector: int
 ) -> Any:
-    """Arguments: sum, m2 (absent where x has no pixels) of samples or parts, gamma, beta, running mean, running var, then sum, m2 over all
-    samples, mean, var (biased), scale, offset (beta), running mean, running var. The running variance is the unbiased one, as
-    in PyTorch. Filled-up channels come out zero."""
+    """Arguments: sum, m2 (absent where x has no pixels) of samples or parts, gamma, beta, running mean, running var, then sum, m2
+    over all samples, mean, var (biased), scale, offset (beta), running mean, running var. The running variance is the unbiased
+    one, as in PyTorch. Filled-up channels come out zero."""
     width = _lanes_of(partial, channels, length, vector)
     with write_kernel("batch_norm_finish") as kernel:
         sources = [_Partial(kernel.tensor(f"partial{i}", s.shape), s, kernel.batch) for i, s in enumerate(partial)]

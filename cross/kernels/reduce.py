@@ -19,6 +19,7 @@ from cross.kernels import access, arithmetic
 from cross.kernels.access import Channel, Index, PrimExpr
 from cross.kernels.loop_nest import Kernel, add_to, lanes, local, store, when, write_kernel, zeros
 from cross.kernels.map import Source, declare, declare_inputs, element, spread_tasks
+from cross.kernels.tiles import largest_divisor
 from cross.storage import Storage
 
 LOWEST = -3.4028234663852886e38
@@ -26,7 +27,7 @@ LOWEST = -3.4028234663852886e38
 
 def accumulators(width: int) -> int:
     """Partial sums side by side: the largest divisor of a row's length up to 8."""
-    return next(d for d in range(min(width, 8), 0, -1) if width % d == 0)
+    return largest_divisor(width, 8)
 
 
 def reduce_kernel(

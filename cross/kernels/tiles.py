@@ -51,6 +51,11 @@ def chunk(total: int, most: int) -> int:
     return -(-total // -(-total // max(1, min(most, total))))
 
 
+def largest_divisor(total: int, most: int) -> int:
+    """The largest number up to `most` that divides `total`; 1 where `most` is less."""
+    return next((d for d in range(min(total, most), 1, -1) if total % d == 0), 1)
+
+
 def parts_of_sums(target: Target, sums_bytes: int) -> int:
     """Into how many parts work is cut that each sum up on their own: one a core, or 1 where the sums of all parts would take more
     than half a second-level cache."""
